@@ -1,0 +1,132 @@
+"""The one tree of errors that a user can cause; each is one clear sentence and an exit code.
+
+CockpitError                 exit 1
+├── UsageError               exit 2   the command line, a profile, an id
+│   └── ConfigError          exit 2   says file and line
+├── StoreError               exit 2   a runs folder that cannot be read or written, a newer schema
+├── ServerError              exit 3   a server unreachable, a launch refused
+│   └── LaunchRefused        exit 3
+├── RunFailed                exit 1   a run ended other than SUCCEEDED
+├── ComparisonRefused        exit 4   --strict
+└── SlowerThanBaseline       exit 5
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+from pathlib import Path
+
+
+class Exit(IntEnum):
+    """Exit codes of every command; of several the largest below 130 wins."""
+
+    OK = 0
+    RUN_FAILED = 1
+    USAGE = 2
+    SERVER = 3
+    REFUSED = 4
+    SLOWER = 5
+    INTERRUPTED = 130
+
+
+class CockpitError(Exception):
+    """Base of all errors shown to a user as one sentence.
+
+    `hint` says how to fix it and is printed after the sentence.
+    """
+
+    exit_code: Exit = Exit.RUN_FAILED
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}" if self.hint else self.message
+
+
+class UsageError(CockpitError):
+    """Something on the command line that cannot be done."""
+
+    exit_code = Exit.USAGE
+
+
+class ConfigError(UsageError):
+    """A profile, server file or override that cannot be used; names where."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        file: Path | str | None = None,
+        line: int | None = None,
+        column: int | None = None,
+    ) -> None:
+        where = ":".join(str(part) for part in (file, line, column) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.file = Path(file) if file is not None else None
+        self.line = line
+        self.column = column
+
+
+class StoreError(CockpitError):
+    """A runs folder or a file in it that cannot be used."""
+
+    exit_code = Exit.USAGE
+
+
+class ServerError(CockpitError):
+    """A server that cannot be reached or does not answer as it should."""
+
+    exit_code = Exit.SERVER
+
+
+class LaunchRefused(ServerError):
+    """A launch that is refused before anything was started."""
+
+
+class RunFailed(CockpitError):
+    """A run that ended other than SUCCEEDED."""
+
+    exit_code = Exit.RUN_FAILED
+
+
+class ComparisonRefused(CockpitError):
+    """An unfair comparison under --strict."""
+
+    exit_code = Exit.REFUSED
+
+
+class SlowerThanBaseline(CockpitError):
+    """A regression against --baseline."""
+
+    exit_code = Exit.SLOWER
+
+
+def nearest(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """Names that a user may have meant, best first; empty where nothing is near."""
+    return difflib.get_close_matches(word, list(known), n=limit, cutoff=0.5)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """A hint sentence with the nearest names, or with all of them where they are few, else None."""
+    names = sorted(set(known))
+    close = nearest(word, names)
+    if close:
+        return f"Did you mean {' or '.join(repr(n) for n in close)}?"
+    if names and len(names) <= 12:
+        return f"Known: {', '.join(names)}."
+    return None
+
+
+def worst_exit(codes: Iterable[int]) -> int:
+    """The exit code of several outcomes: the largest below 130, or 130 where only that was seen."""
+    seen = set(codes)
+    below = [c for c in seen if c < Exit.INTERRUPTED]
+    if Exit.INTERRUPTED in seen:
+        return int(Exit.INTERRUPTED)
+    return max(below, default=0)

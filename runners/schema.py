@@ -1,0 +1,191 @@
+"""The configuration that a runner gets: strict models, unknown keys refused.
+
+Defaults stand here, so that every key exists whatever a YAML file leaves out. Units stand in the names; counts are
+plain integers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+STAGES = ("data", "calibrate", "train", "wrap", "purge")
+ALL_STAGES = ("data", "train", "wrap")  # what stage=all stands for
+
+
+class Strict(BaseModel):
+    """Base of all configuration models."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Model(Strict):
+    """A decoder-only transformer in Llama's shape.
+
+    `vocab` None takes the tokenizer's size; it is padded to a multiple of `vocab_multiple` times the tensor size.
+    """
+
+    name: str = "tiny"
+    layers: Positive = 4
+    hidden: Positive = 128
+    heads: Positive = 4
+    kv_heads: Positive = 2
+    ffn: Positive = 352
+    vocab: Positive | None = None
+    vocab_multiple: Positive = 64
+    rope_base: Annotated[float, Field(gt=0)] = 10000.0
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden {self.hidden} does not divide by heads {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} does not divide by kv_heads {self.kv_heads}")
+        return self
+
+
+class Data(Strict):
+    """Where tokens come from.
+
+    `source` pydoc is the documentation that every Python carries, synthetic a seeded random walk, files the local
+    text files in `paths`. `samples` bounds the documents read; None reads all. `train_split` is the share of
+    documents for training, 0..1, the rest is for validation.
+    """
+
+    name: str = "pydoc"
+    source: Literal["pydoc", "synthetic", "files"] = "pydoc"
+    paths: tuple[str, ...] = ()
+    samples: Positive | None = None
+    train_split: Annotated[float, Field(gt=0, le=1)] = 1.0
+    tokenizer_vocab: Annotated[int, Field(ge=257)] = 1024
+    seed: NonNegative = 1234
+
+    @model_validator(mode="after")
+    def _paths(self) -> Self:
+        if (self.source == "files") != bool(self.paths):
+            raise ValueError("paths are for source=files, and source=files needs them")
+        return self
+
+
+class Parallel(Strict):
+    """Sizes of the process grid; their product is the number of processes."""
+
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    data: Positive = 1
+    virtual_pipeline: Positive | None = None  # chunks a stage: the interleaved schedule
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together."""
+        return self.tensor * self.pipeline * self.data
+
+
+class Training(Strict):
+    """How it is trained. `backend` is the device family; batches count sequences; warmup_steps counts iterations."""
+
+    name: str = "cpu"
+    backend: Literal["cpu", "cuda", "rocm"] = "cpu"
+    train_iters: Positive = 120
+    sequence_length: Positive = 128
+    micro_batch: Positive = 4
+    global_batch: Positive = 8
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    min_learning_rate: Annotated[float, Field(ge=0)] = 1e-4
+    warmup_steps: NonNegative = 10
+    schedule: Literal["cosine", "constant"] = "cosine"
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
+    clip_grad: Annotated[float, Field(ge=0)] = 1.0
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
+    init_std: Annotated[float, Field(gt=0)] = 0.02
+    seed: NonNegative = 1234
+    threads: Positive = 1  # CPU threads a process
+    parallel: Parallel = Parallel()
+
+    @model_validator(mode="after")
+    def _batches(self) -> Self:
+        share = self.micro_batch * self.parallel.data
+        if self.global_batch % share:
+            raise ValueError(
+                f"global_batch {self.global_batch} does not divide by micro_batch {self.micro_batch} "
+                f"x parallel.data {self.parallel.data}"
+            )
+        micro = self.global_batch // share
+        if self.parallel.virtual_pipeline and micro % self.parallel.pipeline:
+            raise ValueError(
+                f"the interleaved schedule needs the number of micro batches ({micro}) to divide by "
+                f"parallel.pipeline {self.parallel.pipeline}"
+            )
+        if self.parallel.virtual_pipeline and self.parallel.pipeline < 2:
+            raise ValueError("parallel.virtual_pipeline needs parallel.pipeline of 2 or more")
+        return self
+
+
+class MegatronRunner(Strict):
+    """GPT training with megatron-core."""
+
+    name: Literal["megatron"] = "megatron"
+
+
+class SmokeRunner(Strict):
+    """The DDP smoke test: a small MLP on separable synthetic data. `batch` is per process."""
+
+    name: Literal["smoke"] = "smoke"
+    epochs: Positive = 2
+    batch: Positive = 256
+    samples: Positive = 4096
+    features: Positive = 128
+    classes: Annotated[int, Field(ge=2)] = 4
+    lr: Annotated[float, Field(gt=0)] = 3e-3
+    seed: NonNegative = 42
+    processes: Positive = 2
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+class CommandRunner(Strict):
+    """Any program: its argv as it is, its output parsed by content."""
+
+    name: Literal["command"] = "command"
+    argv: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+Runner = Annotated[MegatronRunner | SmokeRunner | CommandRunner, Field(discriminator="name")]
+
+
+class RunConfig(Strict):
+    """The one resolved configuration of a run, as JSON beside it."""
+
+    model: Model = Model()
+    data: Data = Data()
+    training: Training = Training()
+    runner: Runner = MegatronRunner()
+
+    @model_validator(mode="after")
+    def _grid(self) -> Self:
+        p, m = self.training.parallel, self.model
+        for what, count, key, size in (
+            ("model.heads", m.heads, "training.parallel.tensor", p.tensor),
+            ("model.kv_heads", m.kv_heads, "training.parallel.tensor", p.tensor),
+            ("model.ffn", m.ffn, "training.parallel.tensor", p.tensor),
+            ("model.layers", m.layers, "training.parallel.pipeline", p.pipeline * (p.virtual_pipeline or 1)),
+        ):
+            if count % size:
+                raise ValueError(f"{what} {count} does not divide by {key} {size}")
+        return self
+
+    @property
+    def processes(self) -> int:
+        """How many processes the runner starts."""
+        if isinstance(self.runner, SmokeRunner):
+            return self.runner.processes
+        return self.training.parallel.processes if isinstance(self.runner, MegatronRunner) else 1
