@@ -1,0 +1,116 @@
+"""What the cockpit may ask of a machine: `Host`, its answers, and the errors that every kind of host raises.
+
+ServerError                  a server unreachable or not answering (core)
+├── ServerTimeout            something took longer than it may
+├── ServerDiskFull           no room in a folder of the server; what was whole there is still whole
+└── FileTruncated            a followed file became shorter than what was already read of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cockpit.core.errors import ServerError
+from cockpit.core.records import Chunk
+
+BLOCK_BY = 256 * 1024  # most bytes in one Chunk: below it a pass costs more than its bytes, above it a screen waits
+POLL_S = 0.05
+
+
+class ServerTimeout(ServerError):
+    """A command or a transfer on a server took longer than it may."""
+
+
+class ServerDiskFull(ServerError):
+    """A folder of a server has no room left (or the user's quota there is spent)."""
+
+    def __init__(self, server: str, folder: str) -> None:
+        super().__init__(f"The disk that holds {folder} on {server} is full.", hint="Free some space there.")
+        self.folder = folder
+
+
+class FileTruncated(ServerError):
+    """A followed file is shorter than what was read of it; `path` says which. The other files are not concerned."""
+
+    def __init__(self, server: str, path: str, size: int, offset: int) -> None:
+        super().__init__(
+            f"{path} on {server} has {size} bytes, but {offset} were already read: it was cut or replaced."
+        )
+        self.path = path
+        self.size = size
+        self.offset = offset
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """How a command ended. `rc` is its exit status, -N after signal N, 127 where there is no such program."""
+
+    rc: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def last_words(self) -> str:
+        """The last line that says something, of stderr or else of stdout; empty where neither has one."""
+        for stream in (self.stderr, self.stdout):
+            lines = [line.strip() for line in stream.decode(errors="replace").splitlines() if line.strip()]
+            if lines:
+                return lines[-1]
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A regular file. `path` is relative to the folder that was listed, with `/`; `size` in bytes."""
+
+    path: str
+    size: int
+
+
+class Host(Protocol):
+    """A machine. Paths are absolute strings on that machine; every method has a timeout and raises ServerError."""
+
+    name: str
+
+    async def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout: float = 30.0) -> Completed:  # noqa: A002
+        """Run a command to its end. After `timeout` seconds its process group is killed: ServerTimeout."""
+
+    async def read(self, path: str, offset: int = 0, limit: int = BLOCK_BY) -> bytes:
+        """At most `limit` bytes from `offset` on; empty at the end of a file and where there is none."""
+
+    async def put(self, data: bytes, path: str, mode: int = 0o600) -> None:
+        """Write a file atomically: there is the old one or the whole new one. Missing folders are made 0700."""
+
+    async def get(self, path: str, target: Path, *, sha256: str | None = None) -> str:
+        """Copy a file of the server to `target`, atomically, and return the SHA-256 of what arrived.
+
+        Raises ServerError where there is no such file, or where the sum is not `sha256`; StoreError where `target`
+        cannot be written.
+        """
+
+    async def mkdirs(self, path: str) -> None:
+        """Make a folder and those above it, new ones 0700."""
+
+    async def listdir(self, path: str) -> list[Entry]:
+        """All regular files below a folder, sorted by path, links left out; empty where there is no such folder."""
+
+    def follow(self, cursors: MutableMapping[str, int], *, interval: float = POLL_S) -> AsyncGenerator[Chunk, None]:
+        """Bytes that files gain, in blocks of at most 256 KiB, each byte once and in order; never ends by itself.
+
+        `cursors` maps a path to the offset of its next byte and stays the caller's: paths may be added or taken
+        away and offsets set while it runs, and an offset moves on when its block is handed out. A file that is not
+        there yet is waited for. Raises FileTruncated; the caller may drop or reset that path and follow again.
+        `interval` is the time between two looks in seconds, stretched up to eightfold while nothing happens.
+        """
+
+    async def workdir(self, explicit: str | None = None) -> str:
+        """The agent's folder on this machine, absolute; it need not exist yet."""
+
+    async def remove_tree(self, path: str) -> None:
+        """Remove a folder strictly below a folder that `workdir` returned; anything else is refused."""
+
+    async def close(self) -> None:
+        """Let go of the machine. What was started detached goes on."""
