@@ -1,0 +1,182 @@
+"""`python -m runners [--config FILE.json] [stage=train] [KEY=VALUE...]`: one run's stages on a server.
+
+With --config the file is the resolved configuration and only pydantic and the training stack are needed; without
+it the KEY=VALUE overrides are composed with Hydra. Folders come from $EKVI_OUT and $EKVI_CACHE.
+Exit codes: 0 done, 1 a stage failed, 2 configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runners import wire
+from runners.errors import ConfigurationError, RunnerError
+from runners.process import Folders, Process
+
+if TYPE_CHECKING:
+    from runners.schema import RunConfig
+    from runners.stages import Context
+
+USAGE = """\
+usage: python -m runners [--config FILE.json] [stage=STAGE] [KEY=VALUE...]
+
+  stage=STAGE           data, train, wrap, purge, or all for data, train and wrap (default: train)
+  --config FILE.json    a resolved configuration; then no other KEY=VALUE applies
+  KEY=VALUE             overrides, composed with Hydra: training=cpu training.train_iters=20
+  purge.dry_run=true    with stage=purge: only list what would be removed
+
+EKVI_OUT (default ./output) is the run's own folder, EKVI_CACHE (default ./cache) is shared by runs.
+More than one process: python -m torch.distributed.run --standalone --nproc-per-node N -m runners ...
+"""
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The command line. `overrides` are Hydra's."""
+
+    stage: str = "train"
+    config: str | None = None
+    overrides: tuple[str, ...] = ()
+    dry_run: bool = False
+    help: bool = False
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Read a command line; ConfigurationError names the argument that does not fit."""
+    fields: dict[str, Any] = {}
+    overrides: list[str] = []
+    rest = iter(argv)
+    for argument in rest:
+        key, equals, value = argument.partition("=")
+        if argument in ("-h", "--help"):
+            return Arguments(help=True)
+        if key == "--config":
+            fields["config"] = value if equals else next(rest, "")
+            if not fields["config"]:
+                raise ConfigurationError("--config needs the name of a JSON file.")
+        elif key == "stage" and equals:
+            fields["stage"] = value
+        elif key == "purge.dry_run" and equals:
+            if value not in ("true", "false"):
+                raise ConfigurationError(f"purge.dry_run={value!r} is neither true nor false.")
+            fields["dry_run"] = value == "true"
+        elif not equals or argument.startswith("-"):
+            raise ConfigurationError(f"{argument!r} is neither --config nor KEY=VALUE.", hint="See --help.")
+        else:
+            overrides.append(argument)
+    if overrides and "config" in fields:
+        raise ConfigurationError(
+            f"--config names a resolved configuration, so {overrides[0]} does not apply.",
+            hint="Leave out one of the two.",
+        )
+    return Arguments(**fields, overrides=tuple(overrides))
+
+
+def read_config(path: str) -> RunConfig:
+    """The resolved configuration in a JSON file; ConfigurationError says what in it cannot be used."""
+    require_pydantic()
+    from pydantic import ValidationError
+
+    from runners.schema import RunConfig
+
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        return RunConfig.model_validate_json(text)
+    except ValidationError as error:
+        first, count = error.errors()[0], error.error_count()
+        where = ".".join(str(part) for part in first["loc"])
+        more = f" ({count - 1} more after it)" if count > 1 else ""
+        raise ConfigurationError(f"{path}: {where + ': ' if where else ''}{first['msg']}{more}.") from error
+
+
+def require_pydantic() -> None:
+    """Raise ConfigurationError where pydantic is missing: nothing can be read without it."""
+    try:
+        import pydantic  # noqa: F401
+    except ImportError:
+        raise ConfigurationError(
+            "pydantic is not installed for this Python.", hint="Install it: pip install pydantic."
+        ) from None
+
+
+def compose(overrides: Sequence[str]) -> RunConfig:
+    """The configuration that `overrides` give over the shipped profiles; needs Hydra."""
+    require_pydantic()
+    try:
+        from runners.compose import compose_run
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{error.name} is not installed for this Python, so KEY=VALUE cannot be composed.",
+            hint="Install ekvi-cockpit, or hand over a resolved configuration with --config.",
+        ) from error
+    return compose_run(list(overrides))
+
+
+def run_stage(name: str, context: Context) -> None:
+    """Run one stage between its `stage` lines; only rank 0 speaks of them."""
+    from runners.stages import find
+
+    say = context.process.first
+    if say:
+        wire.emit("stage", stage=name, status="start", message=None)
+    try:
+        outcome = find(name, context.config)(context)
+    except BaseException as error:
+        if say:
+            told = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
+            wire.emit("stage", stage=name, status="failed", message=told)
+        raise
+    if say:
+        wire.emit("stage", stage=name, status=outcome.status, message=outcome.message)
+
+
+def run(arguments: Arguments, process: Process) -> None:
+    """Run the stages that the command line names, in order; RunnerError where one cannot go on."""
+    config = read_config(arguments.config) if arguments.config else compose(arguments.overrides)
+    from runners.stages import Context, expand
+
+    context = Context(
+        config=config,
+        process=process,
+        folders=Folders.from_environment(os.environ),
+        run=os.environ.get("EKVI_RUN") or None,
+        dry_run=arguments.dry_run,
+    )
+    for name in expand(arguments.stage):
+        run_stage(name, context)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: returns the exit code. A foreseen error is one sentence on stderr and a diagnostic line."""
+    process = Process()
+    try:
+        arguments = parse(sys.argv[1:] if argv is None else argv)
+        if arguments.help:
+            print(USAGE, end="")
+            return 0
+        process = Process.from_environment(os.environ)
+        run(arguments, process)
+    except RunnerError as error:
+        if process.first or not error.every_rank:
+            who = f"rank {process.rank}: " if process.world > 1 else ""
+            print(f"error: {who}{error}", file=sys.stderr, flush=True)
+            kind = type(error).__name__
+            wire.emit("diagnostic", level="error", code="error", message=f"{who}{error}", data={"kind": kind})
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

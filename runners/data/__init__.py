@@ -1,0 +1,1 @@
+"""Text to tokens: corpus -> byte-level BPE -> megatron-core's indexed files -> samples."""

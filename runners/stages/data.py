@@ -1,0 +1,22 @@
+"""stage=data: prepare the tokens once; later calls find them without importing torch."""
+
+from __future__ import annotations
+
+from runners import wire
+from runners.schema import MegatronRunner
+from runners.stages import Context, Outcome
+
+
+def run(context: Context) -> Outcome:
+    """Prepare the data of a Megatron run in the cache; the other runners bring their own. Rank 0 of a node only."""
+    if not isinstance(context.config.runner, MegatronRunner):
+        return Outcome("skipped", f"the {context.config.runner.name} runner brings its own data")
+    if context.process.local_rank != 0:
+        return Outcome("skipped")
+    from runners.data import prepare
+
+    entry, made = prepare.ensure(context.config.data, context.folders.cache)
+    if context.process.first:
+        wire.emit("diagnostic", **entry.diagnostic())
+    told = f"{entry.manifest['tokens']} tokens of {entry.manifest['documents']} documents"
+    return Outcome("done", told) if made else Outcome("skipped", f"already prepared: {told}")

@@ -1,0 +1,26 @@
+"""stage=train: hands over to the runner that the configuration names."""
+
+from __future__ import annotations
+
+from runners.errors import ConfigurationError, require
+from runners.schema import CommandRunner, SmokeRunner
+from runners.stages import Context, Outcome
+
+
+def run(context: Context) -> Outcome:
+    """Train. Raises ConfigurationError before anything heavy is imported where the stack is missing."""
+    runner = context.config.runner
+    if isinstance(runner, CommandRunner):
+        raise ConfigurationError(
+            "runner.name=command is started by the launcher itself, not by `python -m runners`.",
+            hint="Run its argv directly.",
+        )
+    if isinstance(runner, SmokeRunner):
+        require("torch")
+        from runners import smoke
+
+        return smoke.run(context)
+    require("torch", "megatron.core", "tokenizers")
+    from runners.megatron import train
+
+    return train.run(context)
