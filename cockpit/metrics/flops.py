@@ -1,0 +1,49 @@
+"""Floating-point operations a trained token costs, by three conventions that published figures use.
+
+P counts the parameters of matrix multiplications: attention, SwiGLU (three matrices) and the logits, not the input
+embedding; grouped queries shrink the key and value projections but not the attention core. h = heads x head size, L
+layers, s sequence length; forward and backward together:
+
+A  6 P                    no attention core (nanoGPT style)
+B  6 P + 6 L h s          causal attention counts half (Megatron-LM); the convention of every TFLOP/s here
+C  6 P + 12 L h s         the full square (PaLM appendix B)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+CONVENTION = "B"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder-only transformer in Llama's shape; `vocab` as the logits have it, padding included."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+
+    @property
+    def matmul_parameters(self) -> int:
+        """P: parameters that take part in a matrix multiplication for every token."""
+        head = self.hidden // self.heads
+        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * head
+        return self.layers * (attention + 3 * self.hidden * self.ffn) + self.hidden * self.vocab
+
+
+def flops_per_token(shape: Shape, sequence_length: int) -> dict[str, float]:
+    """FLOP a token of training at `sequence_length` tokens a sequence, by convention A, B and C."""
+    base = 6.0 * shape.matmul_parameters
+    core = 6.0 * shape.layers * shape.hidden * sequence_length
+    return {"A": base, "B": base + core, "C": base + 2 * core}
+
+
+def padded_vocab(vocab: int, multiple: int, tensor: int = 1) -> int:
+    """`vocab` rounded up to a multiple of `multiple` times the tensor parallel size."""
+    unit = multiple * tensor
+    return math.ceil(vocab / unit) * unit

@@ -1,0 +1,396 @@
+"""One run's figures: `ekvi.summary/1`, what `show` prints. What cannot be known is None with the reason beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cockpit.core.events import Diagnostic
+from cockpit.metrics import flops, interval, steady, telemetry
+from cockpit.metrics.specs import gpu_spec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+    Columns = Mapping[str, Floats]
+
+SCHEMA = "ekvi.summary/1"
+LOSS_TAIL = 10
+P99_NEEDS = 100
+_SAID = ("provenance", "model", "data", "calibrate")  # diagnostics that speak of the whole run
+
+UNITS: dict[str, str] = {
+    "tokens_per_s": "token/s",
+    "tokens_per_s_gpu": "token/s/GPU",
+    "tflops_gpu": "TFLOP/s/GPU",
+    "mfu": "1",
+    "mfu_measured": "1",
+    "step_s": "s",
+    "step_s_p99": "s",
+    "loss_final": "1",
+    "mem_peak_by": "By",
+    "host_mem_peak_by": "By",
+    "power_w": "W",
+    "energy_j": "J",
+    "energy_warmup_j": "J",
+    "energy_per_token_j": "J/token",
+    "tokens_per_j": "token/J",
+    "tokens_per_usd": "token/USD",
+    "temp_max_c": "Cel",
+    "throttled_ratio": "1",
+    "time_to_target_min": "min",
+}
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the metrics of one run are made from. `step_s`, `tokens` and `t` are of the steady iterations."""
+
+    meta: Mapping[str, Any]
+    said: dict[str, dict[str, Any]]
+    ticks: telemetry.Telemetry
+    total: int
+    dropped: int
+    untimed: int
+    step_s: Floats
+    tokens: Floats
+    loss: Floats
+    window: tuple[float, float] | None
+    tokens_note: str | None
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.meta.get("config") or {}
+
+    @property
+    def gpus(self) -> int | None:
+        """How many GPUs trained; 0 on a CPU server, None where nothing says."""
+        seen = self.ticks.count()
+        return 0 if seen is None and self.meta.get("vendor") == "cpu" else seen
+
+    def put(
+        self,
+        name: str,
+        value: float | None,
+        *,
+        n: int | None = None,
+        ci95: tuple[float, float] | None = None,
+        note: str | None = None,
+    ) -> None:
+        """Set one metric; NaN and infinity are unknown."""
+        known = value is not None and math.isfinite(value)
+        self.metrics[name] = {
+            "value": float(value) if known and value is not None else None,
+            "unit": UNITS[name],
+            "n": n,
+            "ci95": [float(ci95[0]), float(ci95[1])] if known and ci95 is not None else None,
+            "note": note if known or note else "not a finite number",
+        }
+
+    def value(self, name: str) -> float | None:
+        found: float | None = self.metrics[name]["value"]
+        return found
+
+
+def summarise(
+    meta: Mapping[str, Any],
+    columns: Columns,
+    ticks: Iterable[Mapping[str, Any]] = (),
+    diagnostics: Iterable[Diagnostic] = (),
+) -> dict[str, Any]:
+    """The summary of one run.
+
+    `meta` is the content of run.json. `columns` holds one entry an iteration, NaN where unknown: `step`, `loss`,
+    `step_s` (seconds), `tokens` (of that step over all ranks), `t` (server's wall clock at its end, seconds).
+    `ticks` are the objects of telemetry.jsonl, `diagnostics` those of the journal. `n` of a metric counts the
+    iterations it was made from (None where it comes from telemetry).
+    """
+    run = _gather(meta, columns, ticks, diagnostics)
+    _speed(run)
+    _compute(run)
+    _loss(run)
+    _machine(run)
+    _energy(run)
+    _goals(run)
+    gpus = run.gpus
+    return {
+        "schema": SCHEMA,
+        "id": meta.get("id"),
+        "group": meta.get("group"),
+        "server": meta.get("server"),
+        "vendor": meta.get("vendor"),
+        "gpu": {"model": run.ticks.model(), "count": gpus},
+        "state": meta.get("state"),
+        "iterations": {
+            "total": run.total,
+            "warmup_dropped": run.dropped,
+            "steady": int(run.step_s.size),
+            "change_points": None,
+            "note": _iterations_note(run),
+        },
+        "flops_convention": flops.CONVENTION,
+        "metrics": {name: run.metrics[name] for name in UNITS},
+        "provenance": _provenance(run),
+    }
+
+
+def _gather(
+    meta: Mapping[str, Any],
+    columns: Columns,
+    lines: Iterable[Mapping[str, Any]],
+    diagnostics: Iterable[Diagnostic],
+) -> _Run:
+    import numpy as np
+
+    said: dict[str, dict[str, Any]] = {}
+    for one in diagnostics:
+        if one.code in _SAID:
+            said.setdefault(one.code, {}).update(one.data)
+    step_s = _column(columns, "step_s", None)
+    size = step_s.size
+    timed = np.isfinite(step_s) & (step_s > 0)
+    dropped = steady.mser5(step_s[timed])
+    kept = np.flatnonzero(timed)[dropped:]
+    tokens, note = _tokens(_column(columns, "tokens", size), meta)
+    return _Run(
+        meta=meta,
+        said=said,
+        ticks=telemetry.read_ticks(lines, meta.get("gpus")),
+        total=size,
+        dropped=dropped,
+        untimed=int(size - timed.sum()),
+        step_s=step_s[kept],
+        tokens=tokens[kept],
+        loss=_column(columns, "loss", size),
+        window=_window(_column(columns, "t", size), step_s, kept),
+        tokens_note=note,
+    )
+
+
+def _column(columns: Columns, name: str, size: int | None) -> Floats:
+    import numpy as np
+
+    found = columns.get(name)
+    if found is None:
+        return np.full(size or 0, math.nan)
+    return np.asarray(found, dtype=np.float64)
+
+
+def _tokens(logged: Floats, meta: Mapping[str, Any]) -> tuple[Floats, str | None]:
+    """Tokens of each step as logged, else from the configuration of a Megatron run, which fixes them."""
+    import numpy as np
+
+    if not logged.size or np.isfinite(logged).any():
+        return logged, None
+    config = meta.get("config") or {}
+    training = config.get("training") or {}
+    length, batch = training.get("sequence_length"), training.get("global_batch")
+    if (config.get("runner") or {}).get("name") == "megatron" and length and batch:
+        return np.full(logged.size, float(length * batch)), "tokens a step from the configuration, not from the log"
+    return logged, None
+
+
+def _window(t: Floats, step_s: Floats, kept: npt.NDArray[np.intp]) -> tuple[float, float] | None:
+    """Wall-clock start and end of the steady part in seconds, or None where the log carries no time."""
+    if not kept.size:
+        return None
+    first, last = int(kept[0]), int(kept[-1])
+    start, end = float(t[first] - step_s[first]), float(t[last])
+    return (start, end) if math.isfinite(start) and math.isfinite(end) and end > start else None
+
+
+def _iterations_note(run: _Run) -> str:
+    timed = run.total - run.untimed
+    needed = steady.BATCH * steady.MIN_BATCHES
+    words = ["change points: not looked for"]
+    if timed < needed:
+        words.insert(0, f"nothing dropped as warm-up: MSER-5 needs {needed} timed iterations, here are {timed}")
+    if run.untimed:
+        words.insert(0, f"{run.untimed} iterations without a step time are left out")
+    return "; ".join(words)
+
+
+def _speed(run: _Run) -> None:
+    """tokens_per_s, tokens_per_s_gpu, step_s and step_s_p99."""
+    import numpy as np
+
+    n = int(run.step_s.size)
+    none = "no iteration has a step time"
+    counted = np.isfinite(run.tokens) & (run.tokens > 0)
+    tokens, seconds = run.tokens[counted], run.step_s[counted]
+    if seconds.size:
+        rate = float(tokens.sum() / seconds.sum())
+        ci = interval.ratio_interval(tokens, seconds)
+        run.put("tokens_per_s", rate, n=int(seconds.size), ci95=ci, note=run.tokens_note)
+    else:
+        run.put("tokens_per_s", None, note="the log does not say how many tokens a step holds" if n else none)
+    _per_gpu(run)
+    if not n:
+        run.put("step_s", None, note=none)
+        run.put("step_s_p99", None, note=none)
+        return
+    run.put("step_s", float(np.median(run.step_s)), n=n, ci95=interval.median_interval(run.step_s), note="median")
+    few = f"of fewer than {P99_NEEDS} iterations this is nearly the slowest" if n < P99_NEEDS else None
+    run.put("step_s_p99", float(np.percentile(run.step_s, 99)), n=n, note=few)
+
+
+def _per_gpu(run: _Run) -> None:
+    whole = run.metrics["tokens_per_s"]
+    gpus = run.gpus
+    if not gpus:
+        why = "no GPU on this server" if gpus == 0 else "how many GPUs trained is not known (no telemetry)"
+        run.put("tokens_per_s_gpu", None, note=why)
+        return
+    ci = whole["ci95"]
+    run.put(
+        "tokens_per_s_gpu",
+        whole["value"] / gpus if whole["value"] is not None else None,
+        n=whole["n"],
+        ci95=(ci[0] / gpus, ci[1] / gpus) if ci else None,
+        note=whole["note"],
+    )
+
+
+def token_cost(config: Mapping[str, Any], model: Mapping[str, Any]) -> float | None:
+    """FLOP a token by convention B: as the runner's `model` diagnostic says, else from the configuration."""
+    told = (model.get("flops_per_token") or {}).get(flops.CONVENTION)
+    if told:
+        return float(told)
+    shape, training = config.get("model") or {}, config.get("training") or {}
+    if (config.get("runner") or {}).get("name") != "megatron" or not training.get("sequence_length"):
+        return None
+    vocab = model.get("padded_vocab")
+    if vocab is None and shape.get("vocab"):
+        tensor = (training.get("parallel") or {}).get("tensor", 1)
+        vocab = flops.padded_vocab(shape["vocab"], shape.get("vocab_multiple", 1), tensor)
+    if vocab is None:
+        return None
+    sizes = {key: shape[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn") if key in shape}
+    if len(sizes) < 5:
+        return None
+    return flops.flops_per_token(flops.Shape(**sizes, vocab=vocab), training["sequence_length"])[flops.CONVENTION]
+
+
+def _compute(run: _Run) -> None:
+    """tflops_gpu, mfu and mfu_measured."""
+    speed = run.metrics["tokens_per_s_gpu"]
+    cost = token_cost(run.config, run.said.get("model") or {})
+    names = ("tflops_gpu", "mfu", "mfu_measured")
+    if speed["value"] is None or cost is None:
+        why = speed["note"] if speed["value"] is None else "the FLOP a token costs is not known for this model"
+        for name in names:
+            run.put(name, None, note=why)
+        return
+    rate, ci = cost / 1e12, speed["ci95"]
+    tflops = speed["value"] * rate
+    scaled = (ci[0] * rate, ci[1] * rate) if ci else None
+    run.put("tflops_gpu", tflops, n=speed["n"], ci95=scaled, note=f"convention {flops.CONVENTION}")
+    _utilisation(run, tflops, speed["n"])
+
+
+def _utilisation(run: _Run, tflops: float, n: int | None) -> None:
+    precision = str((run.config.get("training") or {}).get("precision"))
+    model = run.ticks.model()
+    spec = gpu_spec(model)
+    peak = spec.peak_tflops(precision) if spec else None
+    if peak is None or spec is None:
+        run.put("mfu", None, note=f"the dense {precision} peak of {model or 'an unnamed GPU'} is not known")
+    else:
+        mfu = tflops / peak
+        odd = "; above 1: check the FLOP count and the peak" if mfu > 1 else ""
+        run.put("mfu", mfu, n=n, note=f"of {peak:g} TFLOP/s dense {precision} ({spec.name}){odd}")
+    measured = (run.said.get("calibrate") or {}).get("matmul_tflops")
+    if not measured:
+        run.put("mfu_measured", None, note="no calibration with this run")
+    else:
+        run.put("mfu_measured", tflops / measured, n=n, note=f"of {measured:g} TFLOP/s measured")
+
+
+def _loss(run: _Run) -> None:
+    import numpy as np
+
+    known = run.loss[np.isfinite(run.loss)]
+    tail = known[-LOSS_TAIL:]
+    if not tail.size:
+        run.put("loss_final", None, note="the log holds no loss")
+        return
+    few = f"fewer than {LOSS_TAIL} iterations have a loss" if tail.size < LOSS_TAIL else None
+    run.put("loss_final", float(tail.mean()), n=int(tail.size), note=few)
+
+
+def _machine(run: _Run) -> None:
+    """mem_peak_by, host_mem_peak_by, power_w, temp_max_c and throttled_ratio."""
+    ticks = run.ticks
+    nothing = "no telemetry"
+    gpu_memory = telemetry.peak(c["mem_used"] for c in ticks.devices.values())
+    without = nothing if not len(ticks) else "no GPU reports memory" if ticks.devices else "no GPU on this server"
+    run.put("mem_peak_by", gpu_memory, note=without if gpu_memory is None else "largest GPU, whole run")
+    host_memory = telemetry.peak([ticks.host["mem_used"]])
+    run.put(
+        "host_mem_peak_by",
+        host_memory,
+        note="memory used on the whole node, other programs included" if host_memory is not None else nothing,
+    )
+    partly = "" if run.window else "whole run: the log carries no time"
+    for name, reading in (
+        ("power_w", telemetry.power_w(ticks, run.window)),
+        ("temp_max_c", telemetry.hottest(ticks)),
+        ("throttled_ratio", telemetry.throttled(ticks, run.window)),
+    ):
+        notes = [reading.note, partly if reading.value is not None and name != "temp_max_c" else None]
+        run.put(name, reading.value, note="; ".join(x for x in notes if x) or None)
+
+
+def _energy(run: _Run) -> None:
+    """energy_j (whole run), energy_warmup_j, energy_per_token_j and tokens_per_j (steady part)."""
+    import numpy as np
+
+    ticks = run.ticks
+    whole = telemetry.energy_j(ticks, None)
+    run.put("energy_j", whole.value, note=f"whole run; {whole.note}" if whole.value is not None else whole.note)
+    if whole.value is None or run.window is None:
+        why = whole.note if whole.value is None else "the log carries no time to align the energy readings with"
+        for name in ("energy_warmup_j", "energy_per_token_j", "tokens_per_j"):
+            run.put(name, None, note=why)
+        return
+    start = float(ticks.t[0])
+    before = telemetry.energy_j(ticks, (start, max(start, run.window[0])))
+    run.put("energy_warmup_j", before.value, note="from the first reading to the steady part, start-up included")
+    part = telemetry.energy_j(ticks, run.window)
+    tokens = float(np.nansum(run.tokens))
+    if not part.value or not tokens or run.value("tokens_per_s") is None:
+        why = part.note if not part.value else "the log does not say how many tokens a step holds"
+        run.put("energy_per_token_j", None, note=why)
+        run.put("tokens_per_j", None, note=why)
+        return
+    n = run.metrics["tokens_per_s"]["n"]
+    run.put("energy_per_token_j", part.value / tokens, n=n, note=part.note)
+    run.put("tokens_per_j", tokens / part.value, n=n, note=part.note)
+
+
+def _goals(run: _Run) -> None:
+    """tokens_per_usd and time_to_target_min: only where the configuration names a price or a target."""
+    price = (run.config.get("pricing") or {}).get("usd_per_hour")
+    speed = run.value("tokens_per_s")
+    if price and speed is not None:
+        run.put("tokens_per_usd", speed * 3600 / price, n=run.metrics["tokens_per_s"]["n"], note=f"{price} USD/h")
+    else:
+        run.put("tokens_per_usd", None, note="no price is configured" if not price else "tokens_per_s is not known")
+    run.put("time_to_target_min", None, note="no target is configured")
+
+
+def _provenance(run: _Run) -> dict[str, Any]:
+    """run.json's provenance, with what the runner said of itself, its model and its data under their own keys."""
+    out = dict(run.meta.get("provenance") or {})
+    for code, key in (("provenance", "runner"), ("model", "model"), ("data", "data")):
+        if code in run.said:
+            out[key] = {**(out.get(key) or {}), **run.said[code]}
+    boot = (run.ticks.hello or {}).get("boot_id")
+    if boot:
+        out["boot_id"] = boot
+    return out
