@@ -18,8 +18,11 @@ __all__ = [
 ]
 
 
-async def connect(address: str) -> Host:
-    """The machine at a server's `address`. Raises LaunchRefused where this version has no way to reach it."""
+def connect(address: str) -> Host:
+    """The machine at a server's `address`; nothing travels before its first method is called.
+
+    Raises LaunchRefused where this version has no way to reach it.
+    """
     if address == "local":
         return LocalHost()
     raise LaunchRefused(

@@ -78,9 +78,21 @@ class HostFacts:
         return asdict(self)
 
 
-async def facts(host: Host, python: str, *, timeout: float = 20.0) -> HostFacts:
-    """The facts of `host`; `python` is the interpreter there that trains. Raises ServerError."""
-    done = await host.run(["sh", "-c", _SCRIPT, "sh", python], timeout=timeout)
+async def facts(host: Host, python: str | None = None, *, timeout: float = 20.0) -> dict[str, Any]:
+    """The facts of `host` as JSON values, see HostFacts; `python` is the interpreter there that trains.
+
+    Raises ServerError.
+    """
+    return (await _ask(host, python, timeout)).to_json()
+
+
+async def detect_vendor(host: Host, *, timeout: float = 20.0) -> str:
+    """nvidia, amd or cpu, by the driver that is loaded on `host`. Raises ServerError."""
+    return (await _ask(host, None, timeout)).vendor
+
+
+async def _ask(host: Host, python: str | None, timeout: float) -> HostFacts:
+    done = await host.run(["sh", "-c", _SCRIPT, "sh", python or "false"], timeout=timeout)
     if done.rc != 0:
         raise ServerError(f"{host.name} did not say what it is: {done.last_words or f'status {done.rc}'}.")
     return parse_facts(done.stdout)

@@ -227,7 +227,7 @@ async def test_remove_tree_keeps_to_its_work_folder(host: LocalHost, tmp_path: P
     assert list(work.iterdir()) == []
 
 
-async def test_an_address_that_is_not_local_is_refused_in_one_sentence() -> None:
-    assert isinstance(await connect("local"), LocalHost)
+def test_an_address_that_is_not_local_is_refused_in_one_sentence() -> None:
+    assert isinstance(connect("local"), LocalHost)
     with pytest.raises(LaunchRefused, match=r"'gpu1\.example' cannot be used: .* not yet servers over SSH"):
-        await connect("gpu1.example")
+        connect("gpu1.example")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import platform
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from cockpit.core.errors import LaunchRefused
 from cockpit.hosts import LocalHost
-from cockpit.hosts.probe import HostFacts, check_python, facts, parse_facts
+from cockpit.hosts.probe import HostFacts, check_python, detect_vendor, facts, parse_facts
 
 LIMIT_S = 20.0
 
@@ -132,18 +133,29 @@ def test_no_output_breaks_the_parser(noise: bytes) -> None:
 async def test_the_facts_of_this_machine() -> None:
     async with asyncio.timeout(LIMIT_S):
         found = await facts(LocalHost(), sys.executable)
-    assert found.python == platform.python_version()
-    assert found.hostname == platform.node()
-    assert found.arch == platform.machine()
-    assert found.logical_cores
-    assert found.memory_total_by
+    assert found["python"] == platform.python_version()
+    assert found["hostname"] == platform.node()
+    assert found["arch"] == platform.machine()
+    assert found["logical_cores"]
+    assert found["memory_total_by"]
+    assert json.loads(json.dumps(found)) == found
 
 
 async def test_a_python_that_is_not_there_leaves_the_other_facts() -> None:
     async with asyncio.timeout(LIMIT_S):
         found = await facts(LocalHost(), "/nonexistent/python")
-    assert found.python is None
-    assert found.arch == platform.machine()
+    assert found["python"] is None
+    assert found["arch"] == platform.machine()
+
+
+async def test_the_vendor_is_that_of_the_facts() -> None:
+    async with asyncio.timeout(LIMIT_S):
+        assert await detect_vendor(LocalHost()) == (await facts(LocalHost()))["vendor"]
+
+
+@pytest.mark.parametrize(("section", "vendor"), [(b"nvidia", "nvidia"), (b"amd", "amd"), (b"other", "cpu")])
+def test_the_vendor_is_read_from_the_driver(section: bytes, vendor: str) -> None:
+    assert parse_facts(b"@@ " + section + b"\nyes\n").vendor == vendor
 
 
 async def test_missing_modules_are_named_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
