@@ -1,0 +1,1 @@
+"""The runs folder: run directories, journals, groups and the index. The one place that knows file names."""

@@ -1,0 +1,148 @@
+"""What run.json and a group's file hold, and the way from and to the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cockpit.core.errors import StoreError
+from cockpit.core.records import GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """Runs launched together. `created` is the cockpit's wall clock in seconds; `state` is None until it ended.
+
+    `servers` are ServerSpecs as JSON; a queue is {"key","address","workdir","slot","slots","cooldown_s","runs":[ids]}
+    and what the engine adds to it.
+    """
+
+    id: str
+    profile: str
+    overrides: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+    state: str | None = None
+    servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    queues: tuple[Mapping[str, Any], ...] = ()
+    created: float | None = None
+    resumed_from: str | None = None
+    resumed_by: str | None = None
+    theme: str = "nord"
+    tags: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as it stands in the group's file, less the schema."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any], path: Path) -> GroupRecord:
+        """The record in `obj`, read from `path`; raises StoreError where something needed is missing."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        values: dict[str, Any] = {k: _frozen(v) for k, v in obj.items() if k in known}
+        try:
+            return cls(**values)
+        except TypeError:
+            raise StoreError(
+                f"{path}:1: damaged: it needs id and profile.", hint="Restore the file, or delete the group's file."
+            ) from None
+
+
+def group_record(plan: GroupPlan, created: float, **more: Any) -> GroupRecord:
+    """The record of a new group."""
+    return GroupRecord(
+        id=plan.group,
+        profile=plan.profile,
+        overrides=tuple(plan.overrides),
+        runs=tuple(r.run for r in plan.runs),
+        servers={name: asdict(spec) for name, spec in plan.servers.items()},
+        queues=tuple(_queue(q) for q in plan.queues),
+        created=created,
+        **more,
+    )
+
+
+def _queue(queue: QueuePlan) -> dict[str, Any]:
+    out = {f.name: getattr(queue, f.name) for f in dataclasses.fields(queue)}
+    out["runs"] = [r.run for r in queue.runs]
+    return out
+
+
+def run_meta(
+    run: RunPlan, queue: str, server: ServerSpec, profile: str, created: float, provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """run.json of a new run, less the schema."""
+    return {
+        "id": run.run,
+        "group": run.group,
+        "profile": profile,
+        "server": run.server,
+        "vendor": server.vendor,
+        "state": "PLANNED",
+        "reason": None,
+        "exit_code": None,
+        "signal": None,
+        "repeat": run.repeat,
+        "sweep": dict(run.sweep),
+        "total": None,
+        "tags": [],
+        "created": created,
+        "started": None,
+        "ended": None,
+        "handle": {"queue": queue},
+        "provenance": dict(provenance),
+        "plan": run.to_json(),
+        "config": dict(run.config),
+    }
+
+
+def run_plan(meta: Mapping[str, Any]) -> RunPlan:
+    """The plan that a run.json was made from. Raises KeyError or TypeError where it holds none."""
+    plan = dict(meta["plan"])
+    plan["stages"] = tuple(_stage(s) for s in plan["stages"])
+    return RunPlan(**plan, config=meta["config"])
+
+
+def _stage(obj: Mapping[str, Any]) -> StagePlan:
+    values: dict[str, Any] = {k: _frozen(v) for k, v in obj.items()}
+    return StagePlan(**values)
+
+
+def server_spec(obj: Mapping[str, Any]) -> ServerSpec:
+    """A ServerSpec from its JSON, unknown keys dropped."""
+    known = {f.name for f in dataclasses.fields(ServerSpec)}
+    values: dict[str, Any] = {k: _frozen(v) for k, v in obj.items() if k in known}
+    return ServerSpec(**values)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def group_plan(record: GroupRecord, metas: Mapping[str, Mapping[str, Any]]) -> GroupPlan:
+    """The plan that a group was made from; runs that are in no `metas` (deleted since) are left out."""
+    queues = [
+        QueuePlan(
+            key=q["key"],
+            address=q["address"],
+            workdir=q["workdir"],
+            slot=q["slot"],
+            slots=q["slots"],
+            cooldown_s=q["cooldown_s"],
+            runs=_plans(q["runs"], metas),
+        )
+        for q in record.queues
+    ]
+    return GroupPlan(
+        group=record.id,
+        profile=record.profile,
+        overrides=record.overrides,
+        servers={name: server_spec(obj) for name, obj in record.servers.items()},
+        queues=tuple(queues),
+    )
+
+
+def _plans(runs: Sequence[str], metas: Mapping[str, Mapping[str, Any]]) -> tuple[RunPlan, ...]:
+    return tuple(run_plan(metas[r]) for r in runs if r in metas)

@@ -1,0 +1,179 @@
+"""The directory of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from cockpit.core.errors import StoreError, UsageError
+from cockpit.core.events import Event
+from cockpit.store import layout
+from cockpit.store.errors import explained
+from cockpit.store.files import Mirror, read_json, write_json
+from cockpit.store.journal import Journal, raw_lines, read_events
+
+if TYPE_CHECKING:
+    from cockpit.store.columns import Columns
+
+_LINE_END_BLOCK = 1 << 16
+
+
+class RunDir:
+    """Reads and writes one run's files; what is not there yet reads as empty or None.
+
+    Close it when nothing more is to be appended; it holds a file open for each of its mirrors.
+    """
+
+    def __init__(self, path: Path, *, readonly: bool = False) -> None:
+        self.path = path
+        self.id = path.name
+        self._readonly = readonly
+        self._stdout = Mirror(path / layout.STDOUT)
+        self._telemetry = Mirror(path / layout.TELEMETRY)
+
+    # -- run.json
+
+    def meta(self) -> dict[str, Any]:
+        """run.json: id, group, profile, server, vendor, state, reason, exit_code, signal, repeat, sweep, total, tags,
+        created, started, ended (wall clock, s), handle, provenance, plan, config.
+
+        Raises StoreError on a missing or damaged file (with its line) and on a newer schema.
+        """
+        path = self.path / layout.META
+        try:
+            return read_json(path, layout.RUN_SCHEMA)
+        except FileNotFoundError:
+            raise StoreError(
+                f"{path} is missing.", hint="It is no run's folder, or the file was deleted; delete the folder."
+            ) from None
+
+    def write_meta(self, meta: Mapping[str, Any]) -> None:
+        """Replace run.json, atomically. Raises DiskFull or StoreError."""
+        self._writable()
+        write_json(self.path / layout.META, layout.RUN_SCHEMA, meta)
+
+    def update_meta(self, **changes: Any) -> dict[str, Any]:
+        """Change some keys of run.json, atomically, and return it as it is now."""
+        meta = {**self.meta(), **changes}
+        self.write_meta(meta)
+        return meta
+
+    # -- mirrors of the server's files
+
+    @property
+    def stdout_size(self) -> int:
+        """Bytes of output mirrored so far."""
+        return self._stdout.size
+
+    @property
+    def telemetry_size(self) -> int:
+        """Bytes of telemetry mirrored so far."""
+        return self._telemetry.size
+
+    def append_stdout(self, data: bytes, offset: int) -> int:
+        """Mirror output from byte `offset` on; return the mirror's size. Raises DiskFull; see Mirror.append."""
+        self._writable()
+        return self._stdout.append(data, offset)
+
+    def append_telemetry(self, data: bytes, offset: int) -> int:
+        """Mirror telemetry from byte `offset` on; return the mirror's size. Raises DiskFull; see Mirror.append."""
+        self._writable()
+        return self._telemetry.append(data, offset)
+
+    def read_stdout(self, offset: int, limit: int) -> bytes:
+        """At most `limit` bytes of output from `offset` on; empty at its end."""
+        return self._stdout.read(offset, limit)
+
+    def read_telemetry(self, offset: int, limit: int) -> bytes:
+        """At most `limit` bytes of telemetry from `offset` on; empty at its end."""
+        return self._telemetry.read(offset, limit)
+
+    def read_stdout_to_line_end(self, start: int, offset: int) -> bytes:
+        """Output from `start` to the end of the line that byte `offset` is in, its newline included."""
+        parts = [self.read_stdout(start, max(0, offset - start))]
+        at = start + len(parts[0])
+        while at >= offset and (block := self.read_stdout(at, _LINE_END_BLOCK)):
+            newline = block.find(b"\n")
+            parts.append(block if newline < 0 else block[: newline + 1])
+            if newline >= 0:
+                break
+            at += len(block)
+        return b"".join(parts)
+
+    def ticks(self) -> Iterator[dict[str, Any]]:
+        """Telemetry lines (hello, tick, gap) as JSON objects, in order; torn lines are left out."""
+        for _, line in raw_lines(self.path / layout.TELEMETRY):
+            try:
+                tick = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # an agent that was killed tore it; the next one declares the gap
+            if isinstance(tick, dict):
+                yield tick
+
+    # -- the journal
+
+    def journal(self) -> Journal:
+        """The journal, opened for appending: what a crash left of its last record is cut. For one writer only."""
+        self._writable()
+        return Journal(self.path / layout.EVENTS, self.id)
+
+    def journal_events(self) -> Iterator[Event]:
+        """The events written so far, without opening the journal for writing; see read_events."""
+        return read_events(self.path / layout.EVENTS)
+
+    def columns(self) -> Columns:
+        """step, loss, step_s, tokens, samples, t of all iterations as float64 columns; see columns.columns."""
+        from cockpit.store.columns import columns
+
+        return columns(self.path / layout.EVENTS, cache=not self._readonly)
+
+    # -- what came of it
+
+    @property
+    def has_summary(self) -> bool:
+        """Whether summary.json is there."""
+        return (self.path / layout.SUMMARY).is_file()
+
+    def summary(self) -> dict[str, Any] | None:
+        """summary.json, or None before there is one. Raises StoreError as meta does."""
+        try:
+            return read_json(self.path / layout.SUMMARY, layout.SUMMARY_SCHEMA)
+        except FileNotFoundError:
+            return None
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace summary.json, atomically. Raises DiskFull or StoreError."""
+        self._writable()
+        write_json(self.path / layout.SUMMARY, layout.SUMMARY_SCHEMA, summary)
+
+    @property
+    def artifacts(self) -> Path:
+        """The folder of fetched artifacts; it is there once something was fetched."""
+        return self.path / layout.ARTIFACTS
+
+    def artifact(self, relative: str) -> Path:
+        """Where the artifact `relative` (as the server names it) belongs; makes its folder.
+
+        Raises StoreError on a name that leads out of the artifacts' folder: a server is not trusted that far.
+        """
+        self._writable()
+        pure = PurePosixPath(relative)
+        if pure.is_absolute() or not pure.parts or ".." in pure.parts or "\0" in relative:
+            raise StoreError(f"{self.id}: an artifact named {relative!r} does not stay in its folder: not fetched.")
+        target = self.artifacts.joinpath(*pure.parts)
+        with explained("make the folder", target.parent):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.parent.resolve().is_relative_to(self.path.resolve()):
+                raise StoreError(f"{target.parent} leads out of the run's folder by a link: not fetched.")
+        return target
+
+    def close(self) -> None:
+        """Close the mirrors. They open again when they are needed."""
+        self._stdout.close()
+        self._telemetry.close()
+
+    def _writable(self) -> None:
+        if self._readonly:
+            raise UsageError(f"{self.id} was opened for reading only.", hint="Copy it into the runs folder first.")

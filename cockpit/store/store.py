@@ -1,0 +1,391 @@
+"""The runs folder as a whole: groups and runs, listed, found by id, tagged, deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+from cockpit.core.errors import StoreError, UsageError, did_you_mean
+from cockpit.core.events import State
+from cockpit.core.records import GroupPlan
+from cockpit.store import folders, layout
+from cockpit.store.errors import DiskFull, explain, explained
+from cockpit.store.files import read_json, write_json
+from cockpit.store.layout import runs_root
+from cockpit.store.lock import GroupLock
+from cockpit.store.records import GroupRecord, group_plan, group_record, run_meta
+from cockpit.store.rows import RunRow, parse_filter, sort_rows
+from cockpit.store.rundir import RunDir
+
+__all__ = ["DiskFull", "GroupRecord", "Resolved", "RunRow", "Store", "runs_root"]
+
+Want = Literal["run", "group", "any"]
+_LAST = "last"
+_TAG = re.compile(r"[A-Za-z0-9][\w.:+-]{0,63}")
+_LIVE = {s.value for s in State if not s.ended} - {State.PLANNED.value}
+
+
+class Resolved(NamedTuple):
+    """What a word of the command line stands for: `kind` is "run" or "group"."""
+
+    kind: str
+    id: str
+
+
+class Store:
+    """A runs folder. `readonly` opens one that is not ours to change: no lock, no index, nothing written."""
+
+    def __init__(self, root: Path | str, *, readonly: bool = False) -> None:
+        self.root = Path(root)
+        self.readonly = readonly
+        self.problems: tuple[StoreError, ...] = ()  # what the last listing could not read
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    @classmethod
+    def open_readonly(cls, path: Path | str) -> Self:
+        """A recorded runs folder, or a zip file of one, for replay and comparison.
+
+        A zip is unpacked into a temporary folder that `close` removes. Raises StoreError where there is none.
+        """
+        path = Path(path)
+        if path.is_dir():
+            return cls(path, readonly=True)
+        temporary = tempfile.TemporaryDirectory(prefix="ekvi-", ignore_cleanup_errors=True)
+        try:
+            folders.unpack(path, Path(temporary.name))
+        except BaseException:
+            temporary.cleanup()
+            raise
+        inner = list(Path(temporary.name).iterdir())
+        lone = len(inner) == 1 and inner[0].is_dir() and (inner[0] / layout.GROUPS).is_dir()
+        store = cls(inner[0] if lone else Path(temporary.name), readonly=True)
+        store._temporary = temporary
+        return store
+
+    def close(self) -> None:
+        """Remove what was unpacked. May be called twice."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- making
+
+    def create(self, plan: GroupPlan, provenance: Mapping[str, Any], **more: Any) -> GroupRecord:
+        """Make the group's file and its runs' folders; all of them or none.
+
+        `provenance` goes into every run.json; `more` are further fields of GroupRecord (theme, tags, resumed_from).
+        Raises DiskFull or StoreError.
+        """
+        self._writable()
+        now = time.time()
+        record = group_record(plan, now, **more)
+        path = self._group_path(record.id)
+        with explained("make the folder", self.root):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            raise StoreError(f"{path} is there already: a group's id is used once.")
+        made: list[Path] = []
+        try:
+            for queue in plan.queues:
+                for run in queue.runs:
+                    run_dir = self._new_run(run.run, made)
+                    server = plan.servers[run.server]
+                    meta = run_meta(run, queue.key, server, plan.profile, now, provenance)
+                    run_dir.write_meta({**meta, "tags": list(record.tags)})
+            self._write_group(record)  # last, so that a group that can be seen is whole
+        except BaseException:
+            for folder in made:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return record
+
+    def _new_run(self, run: str, made: list[Path]) -> RunDir:
+        folder = self.root / layout.checked_id(run)
+        if folder.exists():
+            raise StoreError(f"{folder} is there already: a run's id is used once.")
+        with explained("make the folder", folder):
+            folder.mkdir()
+        made.append(folder)
+        return RunDir(folder)
+
+    # -- groups
+
+    def group(self, ident: str) -> GroupRecord:
+        """A group by its full id. Raises UsageError where there is none, StoreError where its file is damaged."""
+        path = self._group_path(ident)
+        try:
+            return GroupRecord.from_json(read_json(path, layout.GROUP_SCHEMA), path)
+        except FileNotFoundError:
+            known = self._group_ids()
+            raise UsageError(f"there is no group {ident!r} in {self.root}.", hint=_nearest(ident, known)) from None
+
+    def groups(self) -> list[GroupRecord]:
+        """All groups, newest first; those that cannot be read are left out and stand in `problems`."""
+        found, problems = [], []
+        for ident in self._group_ids():
+            try:
+                found.append(self.group(ident))
+            except StoreError as error:
+                problems.append(error)
+            except UsageError:
+                continue  # deleted since
+        self.problems = tuple(problems)
+        return sorted(found, key=lambda g: (g.created or 0.0, g.id), reverse=True)
+
+    def update_group(self, ident: str, **changes: Any) -> GroupRecord:
+        """Change some fields of a group's file, atomically, and return it as it is now."""
+        self._writable()
+        record = dataclasses.replace(self.group(ident), **changes)
+        self._write_group(record)
+        return record
+
+    def plan(self, ident: str) -> GroupPlan:
+        """The plan that a group was made from, read back; runs that were deleted since are left out."""
+        record = self.group(ident)
+        metas = {run: self.run_dir(run).meta() for run in record.runs if self._has_run(run)}
+        try:
+            return group_plan(record, metas)
+        except (KeyError, TypeError):
+            raise StoreError(
+                f"{self._group_path(ident)}: its plan, or that of one of its runs, is damaged."
+            ) from None
+
+    def lock_group(self, ident: str) -> GroupLock:
+        """Be the one cockpit of a group, until the lock is closed or this process ends.
+
+        Raises LaunchRefused naming the pid that holds it.
+        """
+        self._writable()
+        path = self._group_path(ident).with_suffix(".lock")
+        with explained("make the folder", path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return GroupLock(path, ident)
+
+    def _write_group(self, record: GroupRecord) -> None:
+        write_json(self._group_path(record.id), layout.GROUP_SCHEMA, record.to_json())
+
+    def _group_path(self, ident: str) -> Path:
+        return self.root / layout.GROUPS / f"{layout.checked_id(ident)}.json"
+
+    def _group_ids(self) -> list[str]:
+        folder = self.root / layout.GROUPS
+        try:
+            names = [p.stem for p in folder.iterdir() if p.suffix == ".json"]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise explain(error, "read", folder) from error
+        return sorted(name for name in names if layout.is_id(name))
+
+    # -- runs
+
+    def run_dir(self, ident: str) -> RunDir:
+        """A run's directory by its full id. Raises UsageError where there is none."""
+        if not self._has_run(ident):
+            raise UsageError(f"there is no run {ident!r} in {self.root}.", hint=_nearest(ident, self._run_ids()))
+        return RunDir(self.root / ident, readonly=self.readonly)
+
+    def runs(
+        self,
+        filter: str | Iterable[str] | Mapping[str, str] = (),  # noqa: A002 the word that the command line has
+        *,
+        sort: str = "created",
+        reverse: bool = False,
+        limit: int | None = None,
+        sizes: bool = False,
+    ) -> list[RunRow]:
+        """Runs that pass `filter` (rows.parse_filter), by `sort`; with `sizes`, each with its bytes on disk.
+
+        Runs that cannot be read are left out and stand in `problems`. Raises UsageError on an unknown key.
+        """
+        from cockpit.store.index import load_rows  # sqlite3 is only for listings
+
+        test = parse_filter(filter)
+        rows, problems = load_rows(self.root, use_index=not self.readonly)
+        self.problems = tuple(problems)
+        rows = [r for r in rows if test(r)]
+        if sort == "size":
+            rows = [self._sized(r) for r in rows]
+        rows = sort_rows(rows, sort, reverse=reverse)[:limit]
+        return [self._sized(r) for r in rows] if sizes and sort != "size" else rows
+
+    def _sized(self, r: RunRow) -> RunRow:
+        return dataclasses.replace(r, size_by=folders.size(self.root / r.id))
+
+    def _has_run(self, ident: str) -> bool:
+        return layout.is_id(ident) and (self.root / ident).is_dir()
+
+    def _run_ids(self) -> list[str]:
+        try:
+            return sorted(p.name for p in self.root.iterdir() if layout.is_id(p.name) and p.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise explain(error, "read", self.root) from error
+
+    def size(self, ident: str) -> int:
+        """Bytes on disk of a run, or of a group with its runs."""
+        kind, ident = self.exact(ident)
+        if kind == "run":
+            return folders.size(self.root / ident)
+        return sum(folders.size(self.root / run) for run in self.group(ident).runs if self._has_run(run))
+
+    def tag(self, ident: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> tuple[str, ...]:
+        """Add tags to a run, or to a group and all its runs, or take them away; return what it has now.
+
+        Raises UsageError on a tag that could not be typed in a filter.
+        """
+        self._writable()
+        plus, minus = list(add), set(remove)
+        for word in plus:
+            if not _TAG.fullmatch(word):
+                raise UsageError(
+                    f"{word!r} is no tag.", hint="A tag has letters, digits and . : _ + - and at most 64 of them."
+                )
+        kind, ident = self.exact(ident)
+        if kind == "run":
+            return self._tag_run(ident, plus, minus)
+        record = self.group(ident)
+        for run in record.runs:
+            if self._has_run(run):
+                self._tag_run(run, plus, minus)
+        return self.update_group(ident, tags=_tags(record.tags, plus, minus)).tags
+
+    def _tag_run(self, run: str, plus: list[str], minus: set[str]) -> tuple[str, ...]:
+        run_dir = self.run_dir(run)
+        tags = _tags(run_dir.meta().get("tags") or (), plus, minus)
+        run_dir.update_meta(tags=list(tags))
+        return tags
+
+    # -- ids
+
+    def exact(self, ident: str) -> Resolved:
+        """The run or group whose full id is `ident`. Raises UsageError where there is none."""
+        if layout.is_id(ident) and self._group_path(ident).is_file():
+            return Resolved("group", ident)
+        if self._has_run(ident):
+            return Resolved("run", ident)
+        known = [*self._group_ids(), *self._run_ids()]
+        raise UsageError(f"there is no run or group {ident!r} in {self.root}.", hint=_nearest(ident, known))
+
+    def resolve(self, token: str, want: Want = "any") -> Resolved:
+        """What `token` stands for: a full id, a unique prefix of one, or `last`, the newest group.
+
+        `last.left.r1` is that run of the newest group. Where a run is wanted, a group stands for its run if it has
+        just one. Raises UsageError where nothing matches (with the nearest ids) or several do (naming up to five).
+        """
+        groups = self._group_ids()
+        if token.partition(".")[0] == _LAST:
+            token = self._newest() + token.removeprefix(_LAST)
+        runs = self._run_ids()
+        if want != "run":
+            found = [g for g in groups if g == token] or [g for g in groups if g.startswith(token)]
+            exact_run = want == "any" and token in runs
+            if len(found) == 1 and not exact_run:
+                return Resolved("group", found[0])
+            if want == "group" or (found and not exact_run):
+                raise self._none_or_several(token, "group", found, groups)
+        matching = [r for r in runs if r == token] or [r for r in runs if r.startswith(token)]
+        if len(matching) == 1:
+            return Resolved("run", matching[0])
+        what = "run" if want == "run" else "run or group"
+        raise self._none_or_several(token, what, matching, runs if want == "run" else [*groups, *runs])
+
+    def _newest(self) -> str:
+        groups = self.groups()
+        if not groups:
+            raise UsageError(f"there is no group in {self.root} yet.", hint="`ekvi-cockpit run` makes one.")
+        return groups[0].id
+
+    def _none_or_several(self, token: str, what: str, found: list[str], known: list[str]) -> UsageError:
+        if found:
+            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+            return UsageError(
+                f"{token!r} stands for {len(found)} {what}s: {', '.join(found[:5])}{more}.",
+                hint="Type more of the one that you mean.",
+            )
+        if not known:
+            return UsageError(f"there is no {what} {token!r}: {self.root} has none yet.")
+        return UsageError(f"there is no {what} {token!r} in {self.root}.", hint=_nearest(token, known))
+
+    # -- deleting
+
+    def delete(self, ident: str, *, force: bool = False) -> list[str]:
+        """Delete a run, or a group with all its runs; return the ids of the runs that went.
+
+        Never leaves the runs folder and follows no links. Raises LaunchRefused while a cockpit follows the group,
+        and StoreError on a run that has not ended, unless `force` says so.
+        """
+        self._writable()
+        kind, ident = self.exact(ident)
+        runs = [ident] if kind == "run" else [r for r in self.group(ident).runs if self._has_run(r)]
+        group = ident if kind == "group" else self._group_of(ident)
+        with self.lock_group(group) if group else contextlib.nullcontext():
+            for run in runs:
+                self._check_deletable(run, force=force)
+            folders.sweep_trash(self.root)
+            for run in runs:
+                folders.delete(self.root / run)
+            self._forget(group, runs, whole=kind == "group")
+        return runs
+
+    def _group_of(self, run: str) -> str | None:
+        """The group that knows the run; None where there is none, or where the run cannot say it."""
+        try:
+            group = str(self.run_dir(run).meta().get("group") or "")
+        except StoreError:
+            return None  # a damaged run may be deleted too
+        return group if layout.is_id(group) and self._group_path(group).is_file() else None
+
+    def _check_deletable(self, run: str, *, force: bool) -> None:
+        folder = self.root / run
+        if folder.is_symlink():
+            raise StoreError(f"{folder} is a link: it is not deleted.", hint="Remove the link by hand.")
+        try:
+            state = self.run_dir(run).meta().get("state")
+        except StoreError:
+            return
+        if state in _LIVE and not force:
+            raise StoreError(
+                f"run {run} is {state}: it is not deleted.",
+                hint=f"`ekvi-cockpit stop {run}` first, or `ekvi-cockpit attach` to see how it ended.",
+            )
+
+    def _forget(self, group: str | None, runs: list[str], *, whole: bool) -> None:
+        if group is None:
+            return
+        record = self.group(group)
+        left = tuple(r for r in record.runs if r not in runs)
+        if left and not whole:
+            queues = tuple({**q, "runs": [r for r in q["runs"] if r in left]} for q in record.queues)
+            self.update_group(group, runs=left, queues=queues)
+            return
+        path = self._group_path(group)
+        with explained("delete", path):
+            path.unlink(missing_ok=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)
+
+    def _writable(self) -> None:
+        if self.readonly:
+            raise StoreError(f"{self.root} was opened for reading only.")
+
+
+def _tags(before: Iterable[str], plus: list[str], minus: set[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(t for t in [*before, *plus] if t not in minus))
+
+
+def _nearest(token: str, known: Iterable[str]) -> str | None:
+    return did_you_mean(token, known) or "`ekvi-cockpit runs` lists them."
