@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,18 @@ class GroupRecord:
             ) from None
 
 
-def group_record(plan: GroupPlan, created: float, **more: Any) -> GroupRecord:
-    """The record of a new group."""
+def group_record(
+    plan: GroupPlan, created: float, queues: Iterable[Mapping[str, Any]] = (), **more: Any
+) -> GroupRecord:
+    """The record of a new group; `queues` add keys of their own to the queue of the same key."""
+    added = {q["key"]: q for q in queues}
     return GroupRecord(
         id=plan.group,
         profile=plan.profile,
         overrides=tuple(plan.overrides),
         runs=tuple(r.run for r in plan.runs),
         servers={name: asdict(spec) for name, spec in plan.servers.items()},
-        queues=tuple(_queue(q) for q in plan.queues),
+        queues=tuple({**_queue(q), **added.get(q.key, {})} for q in plan.queues),
         created=created,
         **more,
     )

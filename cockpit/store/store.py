@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -83,34 +83,80 @@ class Store:
 
     # -- making
 
-    def create(self, plan: GroupPlan, provenance: Mapping[str, Any], **more: Any) -> GroupRecord:
+    def create(
+        self,
+        plan: GroupPlan,
+        provenance: Mapping[str, Mapping[str, Any]],
+        *,
+        queues: Iterable[Mapping[str, Any]] = (),
+        totals: Mapping[str, int | None] | None = None,
+        **more: Any,
+    ) -> GroupRecord:
         """Make the group's file and its runs' folders; all of them or none.
 
-        `provenance` goes into every run.json; `more` are further fields of GroupRecord (theme, tags, resumed_from).
-        Raises DiskFull or StoreError.
+        `provenance` is by queue key and goes into the queue's runs; `queues` add keys of their own to the queue of
+        the same `key`; `totals` are the iterations a run is to do; `more` are further fields of GroupRecord (theme,
+        tags, resumed_from). Raises DiskFull or StoreError.
         """
         self._writable()
-        now = time.time()
-        record = group_record(plan, now, **more)
+        record = group_record(plan, time.time(), queues, **more)
         path = self._group_path(record.id)
         with explained("make the folder", self.root):
             path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             raise StoreError(f"{path} is there already: a group's id is used once.")
-        made: list[Path] = []
+        with self._made(plan, provenance, totals or {}, record.tags):
+            self._write_group(record)  # last, so that a group that can be seen is whole
+        return record
+
+    def extend(
+        self,
+        plan: GroupPlan,
+        provenance: Mapping[str, Mapping[str, Any]],
+        *,
+        replaced: Mapping[str, str],
+        queues: Iterable[Mapping[str, Any]] = (),
+        totals: Mapping[str, int | None] | None = None,
+    ) -> GroupRecord:
+        """Add the plan's runs and queues to a group that is there; see create.
+
+        `replaced` maps a run of the group to the new one that takes its place; the old one stays in the store, out
+        of the group's list. The group has no state again.
+        """
+        self._writable()
+        before, new = self.group(plan.group), group_record(plan, time.time(), queues)
+        places = set(replaced.values())
+        runs = (*(replaced.get(r, r) for r in before.runs), *(r for r in new.runs if r not in places))
+        servers = {**before.servers, **new.servers}
+        record = dataclasses.replace(
+            before, runs=runs, servers=servers, queues=(*before.queues, *new.queues), state=None
+        )
+        with self._made(plan, provenance, totals or {}, before.tags):
+            self._write_group(record)
+        return record
+
+    @contextlib.contextmanager
+    def _made(
+        self,
+        plan: GroupPlan,
+        provenance: Mapping[str, Mapping[str, Any]],
+        totals: Mapping[str, int | None],
+        tags: Iterable[str],
+    ) -> Iterator[None]:
+        """The folders of the plan's runs; taken away again where the body, or making one of them, fails."""
+        now, made = time.time(), list[Path]()
         try:
             for queue in plan.queues:
+                facts = provenance.get(queue.key, {})
                 for run in queue.runs:
                     run_dir = self._new_run(run.run, made)
-                    server = plan.servers[run.server]
-                    meta = run_meta(run, queue.key, server, plan.profile, now, provenance)
-                    run_dir.write_meta({**meta, "tags": list(record.tags)})
-            self._write_group(record)  # last, so that a group that can be seen is whole
+                    meta = run_meta(run, queue.key, plan.servers[run.server], plan.profile, now, facts)
+                    run_dir.write_meta({**meta, "total": totals.get(run.run), "tags": list(tags)})
+            yield
         except BaseException:
             for folder in made:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        return record
 
     def _new_run(self, run: str, made: list[Path]) -> RunDir:
         folder = self.root / layout.checked_id(run)
