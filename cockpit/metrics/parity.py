@@ -1,0 +1,217 @@
+"""Whether a comparison was fair: every difference between the sides, how much it matters and why.
+
+blocking: the sides did not do the same work. warning: the same work under other conditions that may matter. info:
+what tells the sides apart anyway (the machine, its driver stack), or what was swept on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cockpit.metrics.sides import RunFacts, Side
+
+ORDER = ("blocking", "warning", "info")
+THROTTLED_FROM = 0.01  # share of the time
+_ABSENT = "(not set)"
+
+# First match wins. None: says nothing about fairness (where and when a run was, how it looked).
+_RULES: tuple[tuple[str, str | None, str], ...] = (
+    (r"(model|data|training|runner)\.name$", "info", "a name; what it stands for is compared by itself"),
+    (r"runner$", "blocking", "another program"),
+    (r"runner\.log_level$", None, ""),
+    (r"runner\.", "blocking", "the program does other work"),
+    (r"model\.", "blocking", "another model"),
+    (r"built\.", "blocking", "the model that was built is another"),
+    (r"prepared\.", "blocking", "the tokens read are not the same"),
+    (r"data\.", "blocking", "other data"),
+    (r"training\.(backend|device)$", "info", "the device family, which is what is compared"),
+    (r"training\.parallel\.", "warning", "the same work, divided otherwise over the processes"),
+    (r"training\.threads$", "warning", "another number of CPU threads a process"),
+    (r"training\.seed$", "warning", "other random numbers: losses may part, speed should not"),
+    (r"training\.train_iters$", "warning", "another length of run, and so another learning-rate schedule"),
+    (r"training\.", "blocking", "the training does other work a step"),
+    (r"code_sha256$", "warning", "the runners' code differs"),
+    (r"env\.", "warning", "an environment variable set otherwise"),
+    (r"packages\.[^.]+\.build$", "info", "the build for its device family"),
+    (r"packages\.(nvidia|cuda|rocm|hip|amd|pytorch-triton)", "info", "a package of its device family"),
+    (r"packages\.", "warning", "another version of a package"),
+    (r"runner_said\.(python|torch|megatron_core)$", "warning", "another version"),
+    (r"runner_said\.(threads|interop_threads|processes)$", "warning", "another number of threads"),
+    (r"host\.governor$", "warning", "another CPU frequency governor"),
+    (r"host\.(kernel|os|python)$", "info", "another system"),
+    (r"host\.", "info", "another machine"),
+    (r"(launcher|image)$", "warning", "started another way"),
+    (r"cockpit$", "info", "another version of the cockpit"),
+    (r"throttling$", "warning", "a GPU was slowed by power, heat or hardware for part of the time"),
+    (r"config\.(theme|servers?|repeats|profile|pricing|name|stage)(\.|$)", None, ""),
+    (r"runner_said\.(host|pid|argv|time|date|started|cwd|path|device_name|gpu|cpu)", None, ""),
+    (r"runner_said\.", "info", "as the runner said"),
+    (r"config\.", "warning", "set otherwise"),
+)
+_COMPILED = tuple((re.compile(pattern), severity, why) for pattern, severity, why in _RULES)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|AUTH", re.IGNORECASE)
+_OWN_ENV = re.compile(r"EKVI_|MASTER_(ADDR|PORT)$|RANK$|LOCAL_RANK$|WORLD_SIZE$|PWD$|HOSTNAME$")
+_GROUPS = ("model", "data", "training", "runner")
+
+
+def parity(sides: Sequence[Side], *, strict: bool = False) -> dict[str, Any]:
+    """The `parity` object of ekvi.compare/1: verdict and differences, the worst first.
+
+    fair: nothing but info. labelled: something to know beside the figures. refused: `strict`, and the sides did not
+    do the same work.
+    """
+    facts = {s.name: [_facts(r) for r in s.counted] for s in sides}
+    swept = _swept(sides)
+    keys = dict.fromkeys(key for runs in facts.values() for one in runs for key in one)
+    found = [d for key in keys if (d := _difference(key, facts, swept)) is not None]
+    found += _throttling(sides)
+    found.sort(key=lambda d: (ORDER.index(d["severity"]), d["key"]))
+    worst = {d["severity"] for d in found}
+    verdict = "refused" if strict and "blocking" in worst else "labelled" if worst - {"info"} else "fair"
+    return {"verdict": verdict, "differences": found}
+
+
+def _flat(prefix: str, value: Any) -> dict[str, Any]:
+    """Nested mappings as dotted keys; lists as JSON text, so that they can be compared and shown."""
+    if isinstance(value, Mapping):
+        out: dict[str, Any] = {}
+        for key, inner in value.items():
+            out.update(_flat(f"{prefix}.{key}" if prefix else str(key), inner))
+        return out
+    return {prefix: json.dumps(value) if isinstance(value, (list, tuple)) else value}
+
+
+def _facts(run: RunFacts) -> dict[str, Any]:
+    """All that may be compared of one run, by dotted key; unknown values are left out."""
+    config, known = run.meta.get("config") or {}, run.provenance
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        out.update(_flat(key if key in _GROUPS else f"config.{key}", value))
+    runner = out.pop("runner.name", None)
+    out.update({"runner": runner, "launcher": (run.meta.get("plan") or {}).get("launcher")})
+    out.update(_flat("prepared", {k: v for k, v in (known.get("data") or {}).items() if not _is_place(k)}))
+    out.update(_built(known.get("model") or {}, out))
+    said = dict(known.get("runner") or {})
+    out.update(_packages(said.pop("packages", None) or known.get("packages") or {}, said))
+    said_env = said.pop("env", None) or known.get("env") or {}
+    out.update(_environment(run.meta, said_env))
+    out.update(_flat("runner_said", said))
+    out.update(_flat("host", known.get("host") or {}))
+    out.update({k: known.get(k) for k in ("code_sha256", "cockpit", "image")})
+    return {k: v for k, v in out.items() if v is not None}
+
+
+def _is_place(key: str) -> bool:
+    """Whether a key of the `data` diagnostic says where the tokens lie, not what they are."""
+    return key in ("path", "folder", "prefix", "cached", "seconds", "key")
+
+
+def _built(model: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the runner built, where the configuration does not already say the same."""
+    same = {
+        "seq_length": "training.sequence_length",
+        "global_batch": "training.global_batch",
+        "micro_batch": "training.micro_batch",
+    }
+    names = ("parameters", "padded_vocab", *same)
+    return {f"built.{n}": model.get(n) for n in names if same.get(n) not in config}
+
+
+def _packages(packages: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Versions by package; torch's local part (+cpu, +cu130, +rocm7) apart, because vendors cannot share it.
+
+    Versions that the runner also names outside the list are taken from `said`, so that they are not told twice.
+    """
+    out: dict[str, Any] = {}
+    for name, version in packages.items():
+        plain = re.sub(r"[-_.]+", "-", str(name)).lower()
+        public, _, local = str(version).partition("+")
+        out[f"packages.{plain}"] = public
+        if local:
+            out[f"packages.{plain}.build"] = local
+        said.pop(plain.replace("-", "_"), None)
+    if isinstance(said.get("torch"), str):
+        public, _, local = said.pop("torch").partition("+")
+        out.update({"packages.torch": public, "packages.torch.build": local or None})
+    return out
+
+
+def _environment(meta: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables that the plan sets for any stage, and those the runner said; secrets by presence only."""
+    env = dict(said)
+    for stage in (meta.get("plan") or {}).get("stages") or ():
+        env.update(stage.get("env") or {})
+    return {
+        f"env.{name}": "(set)" if _SECRET.search(name) else value
+        for name, value in env.items()
+        if not _OWN_ENV.match(name)
+    }
+
+
+def _swept(sides: Sequence[Side]) -> set[str]:
+    """Keys that the sides' one group swept on purpose; across groups nothing counts as swept."""
+    runs = [r for s in sides for r in s.counted]
+    if len({r.meta.get("group") for r in runs}) != 1:
+        return set()
+    return {key for r in runs for key in (r.meta.get("sweep") or {})}
+
+
+def _rule(key: str) -> tuple[str | None, str]:
+    for pattern, severity, why in _COMPILED:
+        if pattern.match(key):
+            return severity, why
+    return "info", "recorded with the run"
+
+
+def _difference(key: str, facts: Mapping[str, list[dict[str, Any]]], swept: set[str]) -> dict[str, Any] | None:
+    """What differs under `key` between or within the sides, or None."""
+    severity, why = _rule(key)
+    if severity is None:
+        return None
+    seen = {name: _values(key, runs) for name, runs in facts.items()}
+    known = [v for v in seen.values() if v]
+    if len(known) == len(seen) and len(set(map(tuple, known))) <= 1:
+        several = len(known[0]) > 1 if known else False
+        if not several or key == "training.seed":  # repeats with seeds of their own, the same on every side
+            return None
+    mixed = [name for name, values in seen.items() if len(values) > 1]
+    absent = [name for name, values in seen.items() if not values]
+    if key in swept:
+        severity, why = "info", "swept on purpose in this group"
+    elif absent and key.startswith(("env.", "packages.")):
+        why = "set on one side only" if key.startswith("env.") else "a package on one side only"
+    elif absent:
+        severity = "warning" if severity == "blocking" else severity
+        why = f"not recorded for {', '.join(absent)}: it cannot be said whether it was the same"
+    elif mixed:
+        severity = "warning" if severity == "info" and not key.startswith("host.") else severity
+        why = f"the runs of {', '.join(mixed)} differ among themselves; {why}"
+    return {"key": key, "values": {n: _shown(key, v) for n, v in seen.items()}, "severity": severity, "why": why}
+
+
+def _values(key: str, runs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The distinct values of a side's runs, sorted; a run without one counts where the others have it."""
+    found = [run.get(key, _ABSENT) for run in runs]
+    distinct = {json.dumps(v, sort_keys=True, default=str): v for v in found}
+    if set(distinct) <= {json.dumps(_ABSENT)}:
+        return []
+    return [distinct[k] for k in sorted(distinct)]
+
+
+def _shown(key: str, values: list[Any]) -> Any:
+    if not values:
+        return _ABSENT if key.startswith("env.") else None
+    return values[0] if len(values) == 1 else " | ".join(str(v) for v in values)
+
+
+def _throttling(sides: Sequence[Side]) -> list[dict[str, Any]]:
+    """One warning where any side was throttled for more than a hundredth of its time."""
+    seen = {s.name: [v for r in s.counted if (v := r.metric("throttled_ratio")) is not None] for s in sides}
+    worst = {name: max(values, default=None) for name, values in seen.items()}
+    if not any(v is not None and v > THROTTLED_FROM for v in worst.values()):
+        return []
+    severity, why = _rule("throttling")
+    return [{"key": "throttling", "values": worst, "severity": severity, "why": why}]
