@@ -6,12 +6,32 @@ plain integers.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+
+def refuse(message: str, *keys: str) -> PydanticCustomError:
+    """The error that a validator raises with a sentence for the user.
+
+    `keys` are the dotted keys that do not fit together, seen from the model that refuses: they say where to look.
+    """
+    return PydanticCustomError("refused", "{message}", {"message": message, "keys": keys})
+
+
+def _whole(value: Any) -> Any:
+    """A whole number may be written 1e3; true and "12" are no numbers."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
+Real = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Positive = Annotated[Whole, Field(ge=1)]
+NonNegative = Annotated[Whole, Field(ge=0)]
 
 STAGES = ("data", "calibrate", "train", "wrap", "purge")
 ALL_STAGES = ("data", "train", "wrap")  # what stage=all stands for
@@ -37,17 +57,19 @@ class Model(Strict):
     ffn: Positive = 352
     vocab: Positive | None = None
     vocab_multiple: Positive = 64
-    rope_base: Annotated[float, Field(gt=0)] = 10000.0
-    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-    tied_embeddings: bool = False
-    qkv_bias: bool = False
+    rope_base: Annotated[Real, Field(gt=0)] = 10000.0
+    norm_eps: Annotated[Real, Field(gt=0)] = 1e-5
+    tied_embeddings: Flag = False
+    qkv_bias: Flag = False
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
         if self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} does not divide by heads {self.heads}")
+            raise refuse(f"model.hidden {self.hidden} does not divide by model.heads {self.heads}", "heads", "hidden")
         if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} does not divide by kv_heads {self.kv_heads}")
+            raise refuse(
+                f"model.heads {self.heads} does not divide by model.kv_heads {self.kv_heads}", "kv_heads", "heads"
+            )
         return self
 
 
@@ -63,14 +85,14 @@ class Data(Strict):
     source: Literal["pydoc", "synthetic", "files"] = "pydoc"
     paths: tuple[str, ...] = ()
     samples: Positive | None = None
-    train_split: Annotated[float, Field(gt=0, le=1)] = 1.0
-    tokenizer_vocab: Annotated[int, Field(ge=257)] = 1024
+    train_split: Annotated[Real, Field(gt=0, le=1)] = 1.0
+    tokenizer_vocab: Annotated[Whole, Field(ge=257)] = 1024
     seed: NonNegative = 1234
 
     @model_validator(mode="after")
     def _paths(self) -> Self:
         if (self.source == "files") != bool(self.paths):
-            raise ValueError("paths are for source=files, and source=files needs them")
+            raise refuse("data.paths are for data.source=files, and data.source=files needs them", "paths", "source")
         return self
 
 
@@ -97,37 +119,57 @@ class Training(Strict):
     sequence_length: Positive = 128
     micro_batch: Positive = 4
     global_batch: Positive = 8
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    min_learning_rate: Annotated[float, Field(ge=0)] = 1e-4
+    learning_rate: Annotated[Real, Field(gt=0)] = 1e-3
+    min_learning_rate: Annotated[Real, Field(ge=0)] = 1e-4
     warmup_steps: NonNegative = 10
     schedule: Literal["cosine", "constant"] = "cosine"
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
-    clip_grad: Annotated[float, Field(ge=0)] = 1.0
+    weight_decay: Annotated[Real, Field(ge=0)] = 0.1
+    adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = 0.95
+    adam_eps: Annotated[Real, Field(gt=0)] = 1e-8
+    clip_grad: Annotated[Real, Field(ge=0)] = 1.0
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
-    init_std: Annotated[float, Field(gt=0)] = 0.02
+    init_std: Annotated[Real, Field(gt=0)] = 0.02
     seed: NonNegative = 1234
     threads: Positive = 1  # CPU threads a process
     parallel: Parallel = Parallel()
 
     @model_validator(mode="after")
+    def _rates(self) -> Self:
+        if self.min_learning_rate > self.learning_rate:
+            raise refuse(
+                f"training.min_learning_rate {self.min_learning_rate} is above training.learning_rate "
+                f"{self.learning_rate}",
+                "min_learning_rate",
+                "learning_rate",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _batches(self) -> Self:
         share = self.micro_batch * self.parallel.data
         if self.global_batch % share:
-            raise ValueError(
-                f"global_batch {self.global_batch} does not divide by micro_batch {self.micro_batch} "
-                f"x parallel.data {self.parallel.data}"
+            raise refuse(
+                f"training.global_batch {self.global_batch} does not divide by training.micro_batch "
+                f"{self.micro_batch} x training.parallel.data {self.parallel.data}",
+                "parallel.data",
+                "micro_batch",
+                "global_batch",
             )
         micro = self.global_batch // share
         if self.parallel.virtual_pipeline and micro % self.parallel.pipeline:
-            raise ValueError(
+            raise refuse(
                 f"the interleaved schedule needs the number of micro batches ({micro}) to divide by "
-                f"parallel.pipeline {self.parallel.pipeline}"
+                f"training.parallel.pipeline {self.parallel.pipeline}",
+                "parallel.virtual_pipeline",
+                "parallel.pipeline",
             )
         if self.parallel.virtual_pipeline and self.parallel.pipeline < 2:
-            raise ValueError("parallel.virtual_pipeline needs parallel.pipeline of 2 or more")
+            raise refuse(
+                "training.parallel.virtual_pipeline needs training.parallel.pipeline of 2 or more",
+                "parallel.virtual_pipeline",
+                "parallel.pipeline",
+            )
         return self
 
 
@@ -145,8 +187,8 @@ class SmokeRunner(Strict):
     batch: Positive = 256
     samples: Positive = 4096
     features: Positive = 128
-    classes: Annotated[int, Field(ge=2)] = 4
-    lr: Annotated[float, Field(gt=0)] = 3e-3
+    classes: Annotated[Whole, Field(ge=2)] = 4
+    lr: Annotated[Real, Field(gt=0)] = 3e-3
     seed: NonNegative = 42
     processes: Positive = 2
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -180,7 +222,7 @@ class RunConfig(Strict):
             ("model.layers", m.layers, "training.parallel.pipeline", p.pipeline * (p.virtual_pipeline or 1)),
         ):
             if count % size:
-                raise ValueError(f"{what} {count} does not divide by {key} {size}")
+                raise refuse(f"{what} {count} does not divide by {key} {size}", key, what)
         return self
 
     @property

@@ -1,0 +1,256 @@
+"""Errors of a composed document as sentences that name the key, the value, and the file and line or the word.
+
+pydantic says what does not fit; this module finds where it was said: in the last word that sets the key, else in the
+last of the composed files that does, by the marks of its YAML nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from runners.words import ComposeError, Word, did_you_mean, near_key, unknown_key
+
+Keys = tuple[str, ...]
+_HIDDEN = {"env", "secrets"}  # values below these are never shown
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of a composed document; its content stands under `package` there."""
+
+    path: Path
+    package: Keys
+
+    def line(self, keys: Keys) -> int | None:
+        """The line (from 1) at which this file says `keys`, or None where it does not."""
+        if keys[: len(self.package)] != self.package:
+            return None
+        node, line = _tree(self.path), 1
+        for key in keys[len(self.package) :]:
+            found = _child(node, key)
+            if found is None:
+                return None
+            line, node = found
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A composed document as plain data, with what it was made of: `sources` in the order of their merging."""
+
+    name: str | None
+    data: dict[str, Any]
+    words: tuple[Word, ...]
+    sources: tuple[Source, ...] = field(default=(), compare=False)
+
+    def word_for(self, keys: Keys) -> Word | None:
+        """The last word that sets `keys`, or a value with `keys` in it."""
+        for word in reversed(self.words):
+            if word.is_group or word.kind == "delete" or word.path != keys[: len(word.path)]:
+                continue
+            if _holds(word.value, keys[len(word.path) :]):
+                return word
+        return None
+
+    def place(self, keys: Keys) -> tuple[Path, int] | None:
+        """File and line of the last file that says `keys`, else of the longest part of them, else of their group."""
+        for length in range(len(keys), 0, -1):
+            for source in reversed(self.sources):
+                if len(source.package) >= length and length < len(keys):
+                    continue
+                line = source.line(keys[:length])
+                if line is not None:
+                    return source.path, line
+        owners = [s for s in self.sources if s.package == keys[: len(s.package)]]
+        return (owners[-1].path, 1) if owners else None
+
+    def error(self, message: str, keys: Iterable[Keys], hint: str | None = None) -> ComposeError:
+        """`message` with the place of the first of `keys` that a word sets, else that a file says."""
+        wanted = list(keys)
+        for key in wanted:
+            word = self.word_for(key)
+            if word is not None:
+                return word.error(message, hint)
+        places = [place for key in wanted if (place := self.place(key))]
+        file, line = places[0] if places else (None, None)
+        return ComposeError(message, hint=hint, file=file, line=line)
+
+
+def _holds(value: Any, keys: Keys) -> bool:
+    for key in keys:
+        if isinstance(value, Mapping):
+            named = {str(k): v for k, v in value.items()}
+            if key not in named:
+                return False
+            value = named[key]
+        elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return False
+    return True
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: Path, mtime_ns: int, size: int) -> yaml.Node | None:
+    try:
+        return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeError, yaml.YAMLError):
+        return None  # Hydra has said what is wrong with it
+
+
+def _tree(path: Path) -> yaml.Node | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return _parsed(path, stat.st_mtime_ns, stat.st_size)
+
+
+def _child(node: yaml.Node | None, key: str) -> tuple[int, yaml.Node] | None:
+    """Line (from 1) and node of `key` below a mapping, also by way of a merge key, or of an index in a sequence."""
+    if isinstance(node, yaml.SequenceNode):
+        items = node.value
+        return (items[int(key)].start_mark.line + 1, items[int(key)]) if _index(key, len(items)) else None
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    merged: list[yaml.Node] = []
+    for name, value in node.value:
+        if name.value == key:
+            return name.start_mark.line + 1, value
+        if name.value == "<<":
+            merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
+    return next((found for other in merged if (found := _child(other, key))), None)
+
+
+def _index(key: str, length: int) -> bool:
+    return key.isdigit() and int(key) < length
+
+
+def keys_below(source: Source, keys: Keys) -> list[str]:
+    """The keys that a file says directly below `keys`."""
+    node = _tree(source.path)
+    inside = keys[len(source.package) :] if keys[: len(source.package)] == source.package else None
+    if inside is None:
+        return [source.package[len(keys)]] if source.package[: len(keys)] == keys else []
+    for key in inside:
+        found = _child(node, key)
+        if found is None:
+            return []
+        node = found[1]
+    return [str(k.value) for k, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+
+
+# -- pydantic's errors --------------------------------------------------------------------------------------------
+
+
+def explain(
+    error: ValidationError, document: Document, schema: type[BaseModel], under: Keys = ()
+) -> list[ComposeError]:
+    """All that does not fit, a sentence each. `under` is where the validated part stands in the document."""
+    out: list[ComposeError] = []
+    for found in error.errors(include_url=False):
+        keys = _keys([*under, *found["loc"]], document.data)
+        message, hint = _sentence(found, keys, schema, document)
+        wanted = [(*keys, "name"), keys] if found["type"].startswith("union_tag") else [keys]
+        if found["type"] == "refused":
+            wanted = [(*keys, *key.split(".")) for key in found["ctx"]["keys"]] or [keys]
+        out.append(document.error(message, wanted, hint))
+    return out
+
+
+def _keys(loc: Sequence[Any], data: Any) -> Keys:
+    """A pydantic location as keys of the document: without the tags of unions and the marks of dictionary keys."""
+    keys: list[str] = []
+    for at, part in enumerate(loc):
+        if part == "[key]":
+            continue
+        if isinstance(data, Mapping):
+            if part not in data and data.get("name") == part and at < len(loc) - 1:
+                continue
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int):
+            data = data[part] if part < len(data) else None
+        else:
+            data = None
+        keys.append(str(part))
+    return tuple(keys)
+
+
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "bool": "true or false",
+    "string": "a text",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a mapping of keys to values",
+    "model": "a mapping of keys to values",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("greater than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+
+def _sentence(
+    found: Mapping[str, Any], keys: Keys, schema: type[BaseModel], document: Document
+) -> tuple[str, str | None]:
+    """What is wrong, and a hint or None."""
+    kind, ctx, key = str(found["type"]), found.get("ctx", {}), ".".join(keys)
+    shown = "" if _HIDDEN & set(keys) else f", not {show(found['input'])}"
+    if kind == "refused":
+        return str(ctx["message"]).rstrip(".") + ".", None
+    if kind == "extra_forbidden":
+        return _unknown(keys, schema, document)
+    if kind == "missing":
+        return f"{key} is missing.", f"Say {key}."
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        return f"{key} must be {words} {ctx[bound]:g}{shown}.", None
+    if kind == "literal_error":
+        return _choice(key, re.findall(r"'([^']*)'", ctx["expected"]), found["input"])
+    if kind == "union_tag_invalid":
+        return _choice(f"{key}.name", re.findall(r"'([^']*)'", ctx["expected_tags"]), ctx["tag"])
+    if kind == "union_tag_not_found":
+        return f"{key}.name is missing.", f"Choose one: {key}=NAME, or say {key}.name."
+    if kind == "too_short":
+        return f"{key} needs at least {ctx['min_length']} of its values.", None
+    wanted = next((text for start, text in _WANTED.items() if kind.startswith(start)), None)
+    if wanted is None:
+        return f"{key} has a value that does not fit{shown.replace(', not', ':')}.", None
+    hint = "Quote it where a text is meant." if wanted == "a text" and keys else None
+    return f"{key or 'the document'} must be {wanted}{shown}.", hint
+
+
+def _unknown(keys: Keys, schema: type[BaseModel], document: Document) -> tuple[str, str | None]:
+    if "." in keys[-1]:
+        return f"unknown key {keys[-1]!r}: in a file a key with dots is one name.", "Nest it: a line a level."
+    message = unknown_key(keys, ["*"], schema)
+    runner = document.data.get("runner")
+    if keys[0] == "runner" and isinstance(runner, Mapping):
+        message = f"{message[:-1]} of the runner {runner.get('name')}."
+    return message, near_key(keys, len(keys) - 1, schema)
+
+
+def _choice(key: str, known: Sequence[str], value: Any) -> tuple[str, str | None]:
+    return f"{key} must be one of {', '.join(known)}, not {show(value)}.", did_you_mean(str(value), known)
+
+
+def show(value: Any) -> str:
+    """A value as it may stand in a sentence: as JSON, and not too long."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
