@@ -8,6 +8,7 @@ import warnings
 # Module and what it warns of; each names a choice that is recorded in the run's provenance anyway.
 _KNOWN = (
     (r"megatron\.core", r"Transformer Engine and Apex are not installed"),
+    (r"megatron\.core", r"Apex is not installed"),
     (r"megatron\.", r".*is deprecated"),
     (r"torch\.", r".*is deprecated"),
 )

@@ -1,0 +1,70 @@
+"""What differs between device families, behind one interface; everything else is the same on all of them.
+
+The CUDA and ROCm backends have their place beside `cpu.py`; choosing one that is not there is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from runners.errors import ConfigurationError
+from runners.schema import RunConfig, Training
+
+
+class Backend(Protocol):
+    """A device family. Tensors, modules and process groups are torch's and megatron-core's."""
+
+    name: str
+    collective: str  # torch.distributed's backend
+
+    @property
+    def device(self) -> Any:
+        """The torch.device of this process."""
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ConfigurationError for what this device family cannot do."""
+
+    def start(self, training: Training) -> None:
+        """Set this process up before the first tensor: threads, device."""
+
+    def seed(self, seed: int) -> None:
+        """Seed torch and megatron-core's generators."""
+
+    def transformer_options(self) -> dict[str, Any]:
+        """What the TransformerConfig gets beyond the model's shape."""
+
+    def adapt(self, chunk: Any, rope_base: float) -> None:
+        """Fit a fresh GPTModel chunk to the device."""
+
+    def wrap(self, chunk: Any, group: Any) -> Any:
+        """The chunk for data parallelism over `group`: megatron-core's data-parallel interface."""
+
+    def optimizer(self, groups: list[dict[str, Any]], training: Training) -> Any:
+        """AdamW over parameter groups ({"params", "weight_decay"})."""
+
+    def communicator(self, group: Any, config: Any) -> Any:
+        """The pipeline's point-to-point transport over `group`."""
+
+    def context(self) -> AbstractContextManager[Any]:
+        """What a schedule call must run in."""
+
+    def synchronise(self) -> None:
+        """Wait until the device has done all that was asked, so that a clock reading means something."""
+
+    def packages(self) -> Iterable[str]:
+        """Distributions beyond the common ones whose version belongs into the provenance."""
+
+
+def select(name: str) -> Backend:
+    """The backend for `training.backend`; ConfigurationError where this version has none."""
+    if name == "cpu":
+        from runners.megatron.cpu import CpuBackend
+
+        return CpuBackend()
+    raise ConfigurationError(
+        f"training.backend={name}: this version's Megatron runner trains on the cpu backend only.",
+        hint="Set training=cpu.",
+        every_rank=True,
+    )

@@ -1,0 +1,247 @@
+"""The training loop: one step is forward and backward by the schedule, one norm, one update, one line."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runners import provenance, wire
+from runners.data import quiet
+
+quiet.silence()  # before the imports that speak
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from runners.data import prepare, samples  # noqa: E402
+from runners.data.prepare import Entry  # noqa: E402
+from runners.errors import ConfigurationError  # noqa: E402
+from runners.megatron import flops, grid, model, optimizer, report, schedules  # noqa: E402
+from runners.megatron.backend import Backend, select  # noqa: E402
+from runners.schema import RunConfig  # noqa: E402
+from runners.stages import Context, Outcome  # noqa: E402
+from runners.stages.wrap import artifact  # noqa: E402
+
+
+@dataclass
+class Training:
+    """Everything that one step needs."""
+
+    config: RunConfig
+    backend: Backend
+    groups: Any
+    chunks: list[Any]  # wrapped for data parallelism
+    updates: Any  # torch optimizer
+    schedule: Any
+    schedule_options: dict[str, Any]
+    batches: list[Iterator[Any]]  # one for each chunk
+
+    @property
+    def parameters(self) -> list[Any]:
+        """All parameters of this rank."""
+        return [parameter for chunk in self.chunks for parameter in chunk.parameters()]
+
+
+def run(context: Context) -> Outcome:
+    """Train as configured. ConfigurationError before any work for what cannot run, RunnerError for what failed."""
+    config, process = context.config, context.process
+    backend = select(config.training.backend)
+    grid.check(config.training.parallel, process)
+    backend.check(config)
+    _check_rates(config)
+    backend.start(config.training)
+    index = None
+    if process.local_rank == 0:  # before the group forms: the others of this node wait there for the index
+        index = samples.index(config, prepare.find(config.data, context.folders.cache), context.folders.cache)
+    with grid.joined(process, backend.collective):
+        entry = prepare.find(config.data, context.folders.cache)
+        index = index or samples.index(config, entry, context.folders.cache)
+        vocab = _vocab(config, entry)
+        if process.first:
+            print(report.arguments(config, vocab, process.world), flush=True)
+        training = set_up(config, backend, entry, index, vocab)
+        if process.last:
+            _introduce(context, backend, entry, vocab)
+        reporter = report.Reporter(config, vocab, process.world)
+        loss, seconds = loop(training, reporter, speak=process.last)
+        if process.last:
+            _finish(context, reporter, loss, seconds)
+        dist.barrier()  # nobody leaves while another still works: its loss of a peer would hide the real cause
+    return Outcome("done", f"{config.training.train_iters} iterations")
+
+
+def set_up(config: RunConfig, backend: Backend, entry: Entry, index: Path, vocab: int) -> Training:
+    """Build this rank's part of the model and what trains it. Call it on all ranks, in the process group."""
+    parallel = config.training.parallel
+    backend.seed(config.training.seed)
+    groups = grid.lay(parallel)
+    chunks = [backend.wrap(chunk, groups.dp_cp) for chunk in model.build(config, backend, vocab)]
+    for chunk in chunks:
+        chunk.broadcast_params()
+        chunk.train()
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    updates = backend.optimizer(optimizer.groups(parameters, config.training.weight_decay), config.training)
+    options: dict[str, Any] = {"pg_collection": groups}
+    if parallel.pipeline > 1:
+        options["p2p_communicator"] = backend.communicator(groups.pp, chunks[0].config)
+    dataset = samples.dataset(config, entry, index)
+    batches = [samples.micro_batches(dataset, config, groups.dp_cp.rank()) for _ in chunks]
+    return Training(config, backend, groups, chunks, updates, schedules.select(parallel), options, batches)
+
+
+def loop(training: Training, reporter: report.Reporter, *, speak: bool) -> tuple[float | None, float]:
+    """Train all iterations; returns the last loss (known on the last pipeline stage) and the seconds of all steps."""
+    gc.collect()
+    gc.freeze()  # the model is no garbage: later collections need not look at it
+    loss, total = None, 0.0
+    for number in range(1, training.config.training.train_iters + 1):
+        training.backend.synchronise()
+        begin = time.perf_counter()
+        rate = optimizer.learning_rate(training.config.training, number)
+        losses, norm, skipped = one_step(training, rate)
+        training.backend.synchronise()
+        seconds = time.perf_counter() - begin
+        total += seconds
+        loss = mean_loss(training, losses)
+        if speak:
+            reporter.iteration(report.Step(number, loss, seconds, rate, norm, skipped))
+    return loss, total
+
+
+def one_step(training: Training, rate: float) -> tuple[list[dict[str, Any]], float, bool]:
+    """Forward, backward and update; returns the micro batches' losses, the gradient's norm, whether it was skipped.
+
+    An update whose gradient is not finite is skipped, on all ranks alike: they share the norm.
+    """
+    settings = training.config.training
+    for chunk in training.chunks:
+        chunk.zero_grad_buffer()
+    with training.backend.context():
+        losses = training.schedule(
+            forward_step_func=forward_step,
+            data_iterator=training.batches,
+            model=training.chunks,
+            num_microbatches=settings.global_batch // (settings.micro_batch * settings.parallel.data),
+            seq_length=settings.sequence_length,
+            micro_batch_size=settings.micro_batch,
+            **training.schedule_options,
+        )
+    norm = optimizer.gradient_norm(training.parameters, training.groups.tp, training.groups.mp)
+    if not math.isfinite(norm):
+        return losses, norm, True
+    factor = optimizer.clip_factor(norm, settings.clip_grad)
+    if factor != 1.0:
+        for chunk in training.chunks:
+            chunk.scale_gradients(factor)
+    for group in training.updates.param_groups:
+        group["lr"] = rate
+    training.updates.step()
+    return losses, norm, False
+
+
+def forward_step(batches: Iterator[Any], chunk: Any) -> tuple[Any, Any]:
+    """megatron-core's hook: the chunk's output and the function that makes a loss of it.
+
+    Chunks in the middle of the pipeline need neither tokens nor labels, so they draw no batch.
+    """
+    inner = chunk.module
+    tokens, labels = next(batches) if inner.pre_process or inner.post_process else (None, None)
+    output = chunk(tokens, None, None, labels=labels if inner.post_process else None)
+    return output, _mean
+
+
+def _mean(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The mean over a micro batch's tokens. A copy is reported: megatron-core divides the first in place."""
+    loss = output.float().mean()
+    return loss, {"lm loss": loss.detach().clone()}
+
+
+def mean_loss(training: Training, losses: list[dict[str, Any]]) -> float | None:
+    """The mean over all micro batches of all replicas; None away from the last stage, or where it is no number."""
+    if not losses:
+        return None
+    loss = torch.stack([entry["lm loss"] for entry in losses]).mean()
+    if training.groups.dp_cp.size() > 1:
+        dist.all_reduce(loss, group=training.groups.dp_cp)
+        loss /= training.groups.dp_cp.size()
+    value = float(loss)
+    return value if math.isfinite(value) else None
+
+
+def _vocab(config: RunConfig, entry: Entry) -> int:
+    """The padded vocabulary; ConfigurationError where the model's is smaller than the tokenizer's."""
+    wanted = config.model.vocab or entry.vocab
+    if wanted < entry.vocab:
+        raise ConfigurationError(
+            f"model.vocab={wanted} is smaller than the tokenizer's {entry.vocab} tokens.",
+            hint=f"Set model.vocab to null or at least {entry.vocab}, or a smaller data.tokenizer_vocab.",
+            every_rank=True,
+        )
+    return flops.padded_vocab(wanted, config.model.vocab_multiple, config.training.parallel.tensor)
+
+
+def _check_rates(config: RunConfig) -> None:
+    training = config.training
+    if training.schedule == "cosine" and training.min_learning_rate > training.learning_rate:
+        raise ConfigurationError(
+            f"training.min_learning_rate={training.min_learning_rate:g} is above"
+            f" training.learning_rate={training.learning_rate:g}.",
+            hint="Set training.min_learning_rate to at most the learning rate.",
+            every_rank=True,
+        )
+
+
+def _introduce(context: Context, backend: Backend, entry: Entry, vocab: int) -> None:
+    """Say what made this run, what is trained and on what."""
+    config = context.config
+    data = provenance.collect(
+        torch,
+        world=context.process.world,
+        extra=backend.packages(),
+        run=context.run,
+        backend=backend.name,
+        collective=backend.collective,
+        precision=config.training.precision,
+        attention=model.ATTENTION,
+        transformer_impl="local",
+    )
+    message = f"torch {data['torch']['version']}, megatron-core {data['megatron_core']}, {backend.name}"
+    wire.emit("diagnostic", level="info", code="provenance", message=message, data=data)
+    report.model_diagnostic(config, vocab, schedules.name(config.training.parallel))
+    wire.emit("diagnostic", **entry.diagnostic())
+
+
+def _finish(context: Context, reporter: report.Reporter, loss: float | None, seconds: float) -> None:
+    """Write train.json and say the result."""
+    training = context.config.training
+    result = {
+        "schema": "ekvi.train/1",
+        "run": context.run,
+        "final_loss": loss,
+        "steps": training.train_iters,
+        "tokens": reporter.tokens,
+        "samples": training.train_iters * training.global_batch,
+        "seconds": seconds,
+        "nan_iterations": reporter.nan_iterations,
+        "skipped_iterations": reporter.skipped_iterations,
+        "mem_peak_by": report.peak_memory_by(),
+    }
+    folder = context.folders.out
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / ".train.json.part"
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    os.replace(part, folder / "train.json")
+    artifact(folder, folder / "train.json")
+    told = "no number" if loss is None else f"{loss:.4f}"
+    message = f"final loss {told} after {training.train_iters} iterations in {seconds:.1f} s"
+    if reporter.nan_iterations or reporter.skipped_iterations:
+        message += f"; {reporter.nan_iterations} nan and {reporter.skipped_iterations} skipped iterations"
+    level = "warning" if reporter.nan_iterations or reporter.skipped_iterations else "info"
+    wire.emit("diagnostic", level=level, code="result", message=message, data=result)
