@@ -1,0 +1,102 @@
+"""The packages for a server are made reproducibly and run."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cockpit.core.errors import LaunchRefused
+from cockpit.core.resources import data_dir
+from cockpit.telemetry.pack import build_agent, build_code
+
+LIMIT_S = 30
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The runners' source elsewhere: other folder, other times, other permissions, with litter in it."""
+    target = tmp_path / "elsewhere" / "runners"
+    shutil.copytree(data_dir("runners"), target, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in target.rglob("*.py"):
+        os.utime(path, (1, 1))
+        path.chmod(0o755)
+    (target / "agent" / "__pycache__").mkdir()
+    (target / "agent" / "__pycache__" / "main.cpython-311.pyc").write_bytes(b"litter")
+    (target / ".swap").write_bytes(b"litter")
+    (target / "stale.pyc").write_bytes(b"litter")
+    return target
+
+
+def test_two_builds_and_two_folders_give_equal_bytes(copy: Path) -> None:
+    assert build_agent() == build_agent() == build_agent(copy)
+    assert build_code() == build_code() == build_code(copy)
+
+
+def test_the_hash_is_that_of_the_bytes() -> None:
+    for package in (build_agent(), build_code()):
+        assert package.sha256 == hashlib.sha256(package.data).hexdigest()
+
+
+def test_any_change_of_the_source_changes_the_hash_of_its_package_alone(copy: Path) -> None:
+    with (copy / "agent" / "main.py").open("a") as f:
+        f.write("# changed\n")
+    assert build_agent(copy).sha256 != build_agent().sha256
+    assert build_code(copy).sha256 == build_code().sha256
+    with (copy / "schema.py").open("a") as f:
+        f.write("# changed\n")
+    assert build_code(copy).sha256 != build_code().sha256
+
+
+def _names(data: bytes) -> list[str]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.testzip() is None
+        return archive.namelist()
+
+
+def test_the_code_holds_the_runners_without_the_agent() -> None:
+    names = _names(build_code().data)
+    assert {"runners/__init__.py", "runners/schema.py", "runners/wire.py"} <= set(names)
+    assert not [n for n in names if n.startswith("runners/agent/") or n.endswith(".pyc") or "__pycache__" in n]
+
+
+def test_the_agent_is_a_file_that_runs(tmp_path: Path) -> None:
+    package = build_agent()
+    assert package.data.startswith(b"#!/usr/bin/env python3\n")
+    pyz = tmp_path / "agent.pyz"
+    pyz.write_bytes(package.data)
+    done = subprocess.run(
+        [sys.executable, "-I", str(pyz), "--version"], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize(("what", "build"), [("agent", build_agent), ("code", build_code)])
+def test_the_module_prints_the_same_bytes(what: str, build: object) -> None:
+    assert callable(build)
+    done = subprocess.run(
+        [sys.executable, "-m", "cockpit.telemetry", what], capture_output=True, timeout=LIMIT_S, check=True
+    )
+    assert done.stdout == build().data
+
+
+def test_the_module_refuses_other_words() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cockpit.telemetry", "nonsense"], capture_output=True, timeout=LIMIT_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"usage: ")
+
+
+def test_a_broken_installation_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(LaunchRefused, match=r"is not whole: .*agent/main\.py is missing\. Install it again"):
+        build_agent(tmp_path)
+    with pytest.raises(LaunchRefused, match=r"is not whole: .*__init__\.py is missing"):
+        build_code(tmp_path)
