@@ -39,12 +39,16 @@ class Series:
 
 @dataclass(slots=True)
 class RunState:
-    """A run as its events tell it. `started_t` and `ended_t` are the server's wall clock in seconds."""
+    """A run as its events tell it.
+
+    `started_t` and `ended_t` are the server's wall clock in seconds; runs of the same `queue` take turns.
+    """
 
     run: str
     group: str = ""
     server: str = ""
     vendor: str = ""
+    queue: str = ""
     repeat: int = 0
     sweep: dict[str, str] = field(default_factory=dict)
     state: State = State.PLANNED

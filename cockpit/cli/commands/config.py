@@ -1,0 +1,91 @@
+"""`profiles` and `servers`: what can be run, and where."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from cockpit.cli.tables import print_table
+from cockpit.core.errors import ConfigError, Exit
+
+
+def profiles_list(args: argparse.Namespace) -> int:
+    """The profiles that can be run, the user's own first."""
+    from cockpit.config import find_profiles
+
+    rows = [
+        {"name": p.name, "description": p.description, "where": "yours" if p.user else "shipped"}
+        for p in find_profiles()
+    ]
+    return _rows(args, rows, "no profiles: this installation is not whole")
+
+
+def profiles_show(args: argparse.Namespace) -> int:
+    """A profile as composed, for each server, as YAML or JSON."""
+    from cockpit.config import show
+
+    document = show(args.profile[0], args.overrides)
+    if args.output == "json":
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        import yaml
+
+        sys.stdout.write(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    return int(Exit.OK)
+
+
+def profiles_validate(args: argparse.Namespace) -> int:
+    """Check the named profiles, or all of them; each error is one sentence, exit 2 where there is any."""
+    from cockpit.config import find_profiles, load
+
+    names = args.profile or [p.name for p in find_profiles()]
+    found = []
+    for name in names:
+        try:
+            load(name, args.overrides)
+            found.append({"name": name, "valid": True, "error": None})
+        except ConfigError as error:
+            found.append({"name": name, "valid": False, "error": str(error)})
+    if args.output == "json":
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        for row in found:
+            sys.stdout.write(f"{row['name']}: {'valid' if row['valid'] else row['error']}\n")
+    return int(Exit.OK if all(row["valid"] for row in found) else Exit.USAGE)
+
+
+def servers_list(args: argparse.Namespace) -> int:
+    """The server files that profiles and --servers can name."""
+    from cockpit.config import find_servers
+
+    rows = [
+        {
+            "name": s.name,
+            "address": s.address,
+            "vendor": s.vendor,
+            "slots": s.slots,
+            "where": "yours" if s.user else "shipped",
+        }
+        for s in find_servers()
+    ]
+    return _rows(args, rows, "no servers yet: `ekvi-cockpit servers add NAME address=local` writes one")
+
+
+def servers_add(args: argparse.Namespace) -> int:
+    """Write a server file into the user's profiles and say where it is."""
+    from cockpit.config import write_server
+
+    path = write_server(args.name, args.values, overwrite=args.force)
+    sys.stdout.write(f"{path}\n")
+    sys.stderr.write(f"Use it: `ekvi-cockpit run --profile duel-local --servers {args.name}`\n")
+    return int(Exit.OK)
+
+
+def _rows(args: argparse.Namespace, rows: Sequence[dict[str, object]], empty: str) -> int:
+    if args.output == "json":
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    else:
+        print_table(rows, empty)
+    return int(Exit.OK)

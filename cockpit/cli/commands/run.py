@@ -1,0 +1,127 @@
+"""`ekvi-cockpit run`: plan, check, launch, follow."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from cockpit.cli.follow import follow, observer, print_result, watch
+from cockpit.core.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from cockpit.core.records import GroupPlan
+    from cockpit.engine.start import Wish
+    from cockpit.store.store import GroupRecord, Store
+
+
+def run(args: argparse.Namespace) -> int:
+    """Launch a profile, or resume a group."""
+    from cockpit.store.store import Store, runs_root
+
+    _check_words(args)
+    if args.watch:
+        from cockpit.tui import need_terminal
+
+        need_terminal()
+    wish = _wish(args)
+    if args.dry_run:
+        return _dry_run(wish, args)
+    store = Store(runs_root(args.runs_dir))
+    if args.resume:
+        return _resume(store, args)
+    plan = asyncio.run(_checked_plan(wish))
+    with store.lock_group(plan.group):
+        record = asyncio.run(_launch(plan, store))
+        return _after_launch(store, record, args)
+
+
+def _check_words(args: argparse.Namespace) -> None:
+    if args.resume:
+        given = [n for n in ("profile", "servers", "repeats", "stage") if getattr(args, n) is not None]
+        if given or args.overrides or args.multirun:
+            raise UsageError(
+                "--resume runs a group again as it was planned, so nothing else may be said beside it.",
+                hint="Leave out " + ", ".join([f"--{n}" for n in given] + list(args.overrides)) + ".",
+            )
+    elif not args.profile:
+        raise UsageError("`run` needs a profile.", hint="`ekvi-cockpit profiles list` shows them: --profile NAME.")
+    if args.watch and args.output == "json":
+        raise UsageError("--watch and --output json exclude each other: the screen and the data are both stdout.")
+    if args.detach and args.watch:
+        raise UsageError("--detach and --watch exclude each other.")
+
+
+def _wish(args: argparse.Namespace) -> Wish:
+    from cockpit.engine.start import Wish
+
+    names = tuple(n for n in args.servers.split(",") if n) if args.servers is not None else None
+    if names == ():
+        raise UsageError("--servers names no server.", hint="--servers A,B")
+    return Wish(args.profile, tuple(args.overrides), names, args.multirun, args.repeats, args.stage)
+
+
+def _dry_run(wish: Wish, args: argparse.Namespace) -> int:
+    from cockpit.engine.start import dry_run, plan
+    from cockpit.hosts import connect
+
+    if args.resume:
+        raise UsageError("--dry-run and --resume exclude each other.")
+    group = asyncio.run(plan(wish, connect))
+    sys.stdout.write(dry_run(group))
+    return int(Exit.OK)
+
+
+async def _checked_plan(wish: Wish) -> GroupPlan:
+    from cockpit.engine.start import check, plan
+    from cockpit.hosts import connect
+
+    group = await plan(wish, connect)
+    await check(group, connect)
+    return group
+
+
+async def _launch(plan: GroupPlan, store: Store) -> GroupRecord:
+    from cockpit.engine.start import launch
+    from cockpit.hosts import connect
+
+    return await launch(plan, store, connect)
+
+
+def _resume(store: Store, args: argparse.Namespace) -> int:
+    from cockpit.engine.resume import resume
+    from cockpit.hosts import connect
+
+    _, group = store.resolve(args.resume, want="group")
+    with store.lock_group(group):
+        record, again = asyncio.run(resume(store, group, connect))
+        if not again:
+            sys.stderr.write(f"group {group}: every run has succeeded, nothing is left to do.\n")
+        return _after_launch(store, record, args)
+
+
+def _after_launch(store: Store, record: GroupRecord, args: argparse.Namespace) -> int:
+    from cockpit.engine.session import LiveSession
+    from cockpit.hosts import connect
+
+    if args.detach:
+        _say_detached(record, args.output)
+        return int(Exit.OK)
+    session = LiveSession(store, record, connect)
+    if args.watch:
+        return watch(lambda: session, record.theme)
+    outcome = asyncio.run(follow(session, observer(args)))
+    if args.output == "text":
+        print_result(store, outcome, list(record.runs))
+    return outcome.exit_code
+
+
+def _say_detached(record: GroupRecord, output: str) -> None:
+    if output == "json":
+        line = {"type": "group", "id": record.id, "runs": list(record.runs), "state": "DETACHED"}
+        sys.stdout.write(json.dumps(line) + "\n")
+    else:
+        sys.stdout.write(f"{record.id}\n")
+        sys.stderr.write(f"It goes on by itself; `ekvi-cockpit attach {record.id}` follows it.\n")

@@ -1,0 +1,19 @@
+"""`ekvi-cockpit` without a command: the screen, on the newest live group, or a welcome."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def screen(args: argparse.Namespace) -> int:
+    """Open the TUI; without a terminal a hint and exit 2."""
+    from cockpit.tui import need_terminal, run_app
+
+    need_terminal()
+    return run_app(None, demo=_demo)
+
+
+def _demo() -> object:
+    from cockpit.cli.commands.follow import session_of
+
+    return session_of(argparse.Namespace(id="demo", speed=None, runs_dir=None))[1]

@@ -1,0 +1,68 @@
+"""Following a session without a screen: progress or JSON Lines, Ctrl-C, and what is printed at the end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cockpit.cli.jsonlines import JsonLines, extras
+from cockpit.cli.progress import progress
+from cockpit.core.errors import Exit
+from cockpit.engine.observer import Observer, Outcome, Session
+
+if TYPE_CHECKING:
+    from cockpit.store.store import Store
+
+
+def observer(args: argparse.Namespace) -> Observer:
+    """The face that the arguments ask for."""
+    return JsonLines(extras(args.with_)) if args.output == "json" else progress()
+
+
+async def follow(session: Session, face: Observer) -> Outcome:
+    """Run a session under Ctrl-C: once stops the group, twice leaves it to its agent."""
+    loop = asyncio.get_running_loop()
+    wishes: list[asyncio.Task[None]] = []
+
+    def interrupted() -> None:
+        if wishes:
+            face.note("warning", "Leaving: the agent goes on stopping the group; `attach last` shows how it ended.")
+            session.detach()
+        else:
+            face.note("warning", "Stopping the group; Ctrl-C again leaves it to its agent.")
+            wishes.append(asyncio.ensure_future(session.stop()))
+
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    try:
+        outcome = await session.run(face)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    for wish in wishes:
+        await asyncio.wait_for(wish, 60)
+    if wishes:
+        return Outcome(outcome.group, outcome.state, int(Exit.INTERRUPTED), outcome.comparison)
+    return outcome
+
+
+def watch(session: Callable[[], Session], theme: str | None = None) -> int:
+    """Follow a session on the live screen; the exit code of the group."""
+    from cockpit.tui import run_app
+
+    return run_app(session, theme=theme)
+
+
+def print_result(store: Store, outcome: Outcome, runs: list[str]) -> None:
+    """What a finished group has to say, on stdout: its comparison, or each run's summary where there is one side."""
+    from cockpit.report import summary_text, text
+
+    if outcome.comparison is not None:
+        sys.stdout.write(text(outcome.comparison))
+        return
+    for run in runs:
+        summary = store.run_dir(run).summary()
+        if summary is not None:
+            sys.stdout.write(summary_text(summary) + "\n")

@@ -1,0 +1,43 @@
+"""Rows as a table on stdout: columns as wide as they need, cut to a terminal and never to a pipe."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+
+
+def print_table(rows: Sequence[Mapping[str, object]], empty: str) -> None:
+    """Print rows of equal keys; where there are none, `empty` on stderr."""
+    if not rows:
+        sys.stderr.write(empty + "\n")
+        return
+    heads = list(rows[0])
+    cells = [[_cell(row[h]) for h in heads] for row in rows]
+    widths = [max(len(head), *(len(row[i]) for row in cells)) for i, head in enumerate(heads)]
+    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in [[h.upper() for h in heads], *cells]:
+        text = "  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)).rstrip()
+        sys.stdout.write((text if limit is None or len(text) <= limit else text[: limit - 1] + "…") + "\n")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.3g}"
+    if isinstance(value, list | tuple):
+        return ",".join(str(v) for v in value)
+    return str(value)
+
+
+def size(by: int | None) -> str:
+    """Bytes in a unit that reads well, or `-`."""
+    if by is None:
+        return "-"
+    value = float(by)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -1,0 +1,88 @@
+"""The end of a run and of a group: artifacts home, summary written, comparison made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cockpit.core.errors import CockpitError, Exit
+from cockpit.core.events import State
+from cockpit.core.state import RunState
+from cockpit.engine.follower import RunFollower
+
+if TYPE_CHECKING:
+    from cockpit.hosts.base import Host
+    from cockpit.store.store import GroupRecord, Store
+
+_FETCH_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnd:
+    """How a group ended; `comparison` is ekvi.compare/1 where there was something to compare."""
+
+    state: str
+    exit_code: int
+    comparison: Mapping[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+async def finish_run(follower: RunFollower, host: Host | None, out: str | None) -> None:
+    """Fetch what the run made, note its end in run.json and write its summary. May be called again."""
+    state, run_dir = follower.state, follower.dir
+    if host is not None and out is not None:
+        for entry in await asyncio.wait_for(host.listdir(out), _FETCH_TIMEOUT_S):
+            target = run_dir.artifact(entry.path)
+            await asyncio.wait_for(host.get(f"{out}/{entry.path}", target), _FETCH_TIMEOUT_S)
+    await asyncio.to_thread(_close_run, run_dir, state)
+
+
+def _close_run(run_dir: Any, state: RunState) -> None:
+    from cockpit.metrics.summary import summarise
+
+    meta = run_dir.update_meta(
+        state=state.state.value,
+        reason=state.reason,
+        exit_code=state.exit_code,
+        signal=state.signal,
+        started=state.started_t,
+        ended=state.ended_t,
+        provenance=_provenance(run_dir.meta().get("provenance") or {}, state),
+    )
+    run_dir.write_summary(summarise(meta, run_dir.columns(), run_dir.ticks(), state.diagnostics))
+
+
+def _provenance(before: Mapping[str, Any], state: RunState) -> dict[str, Any]:
+    """What was known before the start, and what the runner said of itself."""
+    found = dict(before)
+    for diagnostic in state.diagnostics:
+        if diagnostic.code in ("provenance", "model", "data"):
+            key = "runner" if diagnostic.code == "provenance" else diagnostic.code
+            found[key] = dict(diagnostic.data)
+    return found
+
+
+async def finish_group(store: Store, group: GroupRecord, states: Mapping[str, RunState]) -> GroupEnd:
+    """Note the group's end and compare its sides where there are two or more."""
+    ended = [s.state for s in states.values()]
+    name = "SUCCEEDED"
+    if any(s.failed for s in ended):
+        name = "CANCELLED" if all(s in (State.CANCELLED, State.SUCCEEDED) for s in ended) else "FAILED"
+    await asyncio.to_thread(store.update_group, group.id, state=name)
+    notes: list[str] = []
+    comparison = None
+    try:
+        comparison = await asyncio.to_thread(_compare_group, store, group.id)
+    except CockpitError as error:
+        notes.append(f"no comparison: {error}")
+    return GroupEnd(name, int(Exit.OK if name == "SUCCEEDED" else Exit.RUN_FAILED), comparison, notes)
+
+
+def _compare_group(store: Store, group: str) -> Mapping[str, Any] | None:
+    from cockpit.engine.sides import sides_of
+    from cockpit.metrics.compare import compare
+
+    sides = sides_of(store, [group])
+    return compare(sides) if len(sides) > 1 else None

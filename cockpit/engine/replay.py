@@ -1,0 +1,164 @@
+"""A recorded run or group, played as if it were live: from the run directory, through the same observer.
+
+Everything is played at the server's time of it, runs of a group merged; a log line comes before the event that was
+made from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cockpit.core.errors import CockpitError, Exit
+from cockpit.core.events import Event
+from cockpit.core.state import RunState, reduce
+from cockpit.engine.observer import GroupInfo, Observer, Outcome
+
+if TYPE_CHECKING:
+    from cockpit.store.rundir import RunDir
+    from cockpit.store.store import Store
+
+_LONGEST_PAUSE_S = 2.0  # of recorded time: nobody watches a cool-down
+Step = tuple[float, int, Callable[[Observer], None]]
+
+
+def demo_store() -> Store:
+    """The recorded duel that ships with the product, opened for reading."""
+    from cockpit.store.store import Store
+
+    return Store.open_readonly(Path(__file__).resolve().parents[1] / "demo" / "duel.zip")
+
+
+class ReplaySession:
+    """Plays `runs` of a store at `speed` times real time; 0 pauses, infinity does not wait at all."""
+
+    def __init__(self, store: Store, name: str, runs: list[str], *, speed: float, theme: str = "nord") -> None:
+        self._store = store
+        self._name = name
+        self._runs = runs
+        self._speed = speed
+        self._theme = theme
+        self._leave = asyncio.Event()
+        self._paced = asyncio.Event()
+
+    async def stop(self, run: str | None = None) -> None:
+        """A replay has nothing to stop but itself."""
+        self._leave.set()
+
+    def detach(self) -> None:
+        """End the replay."""
+        self._leave.set()
+
+    def pace(self, speed: float) -> None:
+        """Play at another speed from now on."""
+        self._speed = max(0.0, speed)
+        self._paced.set()
+
+    async def run(self, observer: Observer) -> Outcome:
+        """Play to the end, or until detach."""
+        dirs = [self._store.run_dir(r) for r in self._runs]
+        states = [_state(d) for d in dirs]
+        observer.begin(GroupInfo(self._name, states[0].group, self._theme, tuple(states), live=False))
+        clock: float | None = None
+        steps = (_steps(d, s, i) for i, (d, s) in enumerate(zip(dirs, states, strict=True)))
+        for number, (t, _, act) in enumerate(heapq.merge(*steps)):
+            if clock is not None and not await self._wait(min(t - clock, _LONGEST_PAUSE_S)):
+                break
+            clock = t
+            act(observer)
+            if number % 256 == 0:
+                await asyncio.sleep(0)  # a replay without pauses must not starve the screen
+        outcome = await self._outcome(states)
+        observer.end(outcome)
+        return outcome
+
+    async def _wait(self, recorded_s: float) -> bool:
+        """Wait for that much recorded time; False where the replay was left meanwhile."""
+        left = recorded_s
+        while left > 1e-9 and not self._leave.is_set():
+            if self._speed == float("inf"):
+                return True
+            self._paced.clear()
+            timeout = left / self._speed if self._speed > 0 else None
+            began, speed = asyncio.get_running_loop().time(), self._speed
+            waits = [asyncio.ensure_future(e.wait()) for e in (self._leave, self._paced)]
+            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            left -= (asyncio.get_running_loop().time() - began) * speed
+        return not self._leave.is_set()
+
+    async def _outcome(self, states: list[RunState]) -> Outcome:
+        from cockpit.engine.sides import sides_of
+
+        comparison: dict[str, Any] | None = None
+        whole = not self._leave.is_set()
+        if whole and len(states) > 1:
+            from cockpit.metrics.compare import compare
+
+            try:
+                sides = await asyncio.to_thread(sides_of, self._store, self._runs_or_group())
+                comparison = await asyncio.to_thread(compare, sides) if len(sides) > 1 else None
+            except CockpitError:
+                comparison = None  # an old recording that cannot be compared is still a recording
+        failed = whole and any(s.state.failed for s in states)
+        return Outcome(
+            self._name, "FAILED" if failed else "SUCCEEDED" if whole else "DETACHED", int(Exit.OK), comparison
+        )
+
+    def _runs_or_group(self) -> list[str]:
+        group = self._store.run_dir(self._runs[0]).meta()["group"]
+        return [group] if list(self._store.group(group).runs) == self._runs else self._runs
+
+
+def _state(run_dir: RunDir) -> RunState:
+    meta = run_dir.meta()
+    return RunState(
+        run=meta["id"],
+        group=meta["group"],
+        server=meta["server"],
+        vendor=meta["vendor"],
+        queue=(meta.get("handle") or {}).get("queue", ""),
+        repeat=meta["repeat"],
+        sweep=dict(meta["sweep"]),
+        total=meta.get("total"),
+    )
+
+
+def _steps(run_dir: RunDir, state: RunState, order: int) -> Iterator[Step]:
+    """A run's events, output and telemetry, in the order of their time."""
+    yield from heapq.merge(_event_steps(run_dir, state, order * 2), _tick_steps(run_dir, state, order * 2 + 1))
+
+
+def _event_steps(run_dir: RunDir, state: RunState, order: int) -> Iterator[Step]:
+    shown, t = 0, 0.0
+    for event in run_dir.journal_events():
+        t = max(t, event.t or event.t_recv or t)
+        data, start = b"", shown
+        if event.offset is not None and event.offset >= shown:
+            data = run_dir.read_stdout_to_line_end(shown, event.offset)
+            shown += len(data)
+        yield t, order, _event_act(state, event, start, data)
+    rest = run_dir.read_stdout(shown, 1 << 22)
+    if rest:
+        yield t, order, lambda o: o.log(state.run, shown, rest)
+
+
+def _event_act(state: RunState, event: Event, start: int, data: bytes) -> Callable[[Observer], None]:
+    def act(observer: Observer) -> None:
+        if data:
+            observer.log(state.run, start, data)
+        reduce(state, event)
+        observer.event(state.run, event)
+
+    return act
+
+
+def _tick_steps(run_dir: RunDir, state: RunState, order: int) -> Iterator[Step]:
+    for tick in run_dir.ticks():
+        wall = tick.get("t_wall_ns")
+        if wall is not None:
+            yield wall / 1e9, order, lambda o, tick=tick: o.tick(state.run, tick)  # type: ignore[misc]

@@ -1,0 +1,322 @@
+"""A group that is followed: put there a moment ago, or attached to after a night; the code is the same.
+
+The agent owns the queue. This session only follows files by offset, starts the agent anew where it was killed,
+and finishes each run when all its bytes are home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cockpit.core.errors import CockpitError, Exit, ServerError
+from cockpit.core.events import State, StateChange
+from cockpit.core.state import RunState
+from cockpit.engine.finish import GroupEnd, finish_group, finish_run
+from cockpit.engine.follower import RunFollower
+from cockpit.engine.observer import GroupInfo, Observer, Outcome
+from cockpit.store.errors import DiskFull
+
+if TYPE_CHECKING:
+    from cockpit.hosts.base import Host
+    from cockpit.store.store import GroupRecord, Store
+
+_SILENCE_S = 4.0  # the agent writes telemetry twice a second while a run lives
+_DISK_RETRY_S = 1.0
+_TIDY_RETRY_S = 0.2
+_STEP_TIMEOUT_S = 60.0
+_BLOCK = 256 * 1024
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One queue of the group on its server."""
+
+    key: str
+    host: Host
+    path: str
+    python: str
+    runs: list[str]
+    cursors: dict[str, int] = field(default_factory=dict)
+    heard: float = 0.0  # when the agent last wrote anything (loop time, s)
+
+
+class LiveSession:
+    """Follows a group of the store; `connect` opens the way to a server's address."""
+
+    def __init__(
+        self, store: Store, group: GroupRecord, connect: Callable[[str], Host], *, once: bool = False
+    ) -> None:
+        self._store = store
+        self._group = group
+        self._connect = connect
+        self._once = once
+        self._detach = asyncio.Event()
+        self._followers: dict[str, RunFollower] = {}
+        self._queues: list[_Queue] = []
+        self._observer: Observer | None = None
+        self._stopped_by_user = False
+        self._disk_full = False
+        self._wishes: list[str | None] = []
+
+    # -- what a face may ask
+
+    async def stop(self, run: str | None = None) -> None:
+        """Stop one run, or all; the agent does it, and the session goes on until it is done."""
+        self._stopped_by_user = self._stopped_by_user or run is None
+        if not self._queues:
+            self._wishes.append(run)
+            return
+        from cockpit.telemetry import deploy
+
+        for queue in self._queues:
+            if run is None or run in queue.runs:
+                await asyncio.wait_for(deploy.stop(queue.host, queue.path, run), _STEP_TIMEOUT_S)
+
+    def detach(self) -> None:
+        """Let `run` return; the servers go on."""
+        self._detach.set()
+
+    def pace(self, speed: float) -> None:
+        """A live group goes at its own pace."""
+
+    # -- the session
+
+    async def run(self, observer: Observer) -> Outcome:
+        """Follow to the end; see Session."""
+        self._observer = observer
+        states = {r: self._state(r) for r in self._group.runs}
+        observer.begin(
+            GroupInfo(self._group.id, self._group.profile, self._group.theme, tuple(states.values()), live=True)
+        )
+        try:
+            for run, state in states.items():
+                self._followers[run] = RunFollower(self._store.run_dir(run), state, observer, self._patiently)
+                await self._followers[run].recover()
+            await self._open_queues()
+            async with asyncio.TaskGroup() as tasks:
+                for queue in self._queues:
+                    tasks.create_task(self._until_detached(self._follow(queue)))
+        except* CockpitError as group:
+            raise group.exceptions[0] from None
+        finally:
+            for follower in self._followers.values():
+                follower.close()
+        return await self._end(observer)
+
+    async def _until_detached(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        leave = asyncio.ensure_future(self._detach.wait())
+        try:
+            await asyncio.wait({task, leave}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leave.cancel()
+            if not task.done():
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def _state(self, run: str) -> RunState:
+        meta = self._store.run_dir(run).meta()
+        return RunState(
+            run=run,
+            group=self._group.id,
+            server=meta["server"],
+            vendor=meta["vendor"],
+            queue=meta["handle"]["queue"],
+            repeat=meta["repeat"],
+            sweep=dict(meta["sweep"]),
+            total=meta["total"],
+        )
+
+    async def _open_queues(self) -> None:
+        open_runs = {run for run, f in self._followers.items() if not f.state.state.ended}
+        for record in self._group.queues:
+            mine = [r for r in record["runs"] if r in open_runs]
+            if mine:
+                host = self._connect(record["address"])
+                self._queues.append(_Queue(record["key"], host, record["path"], record["python"], mine))
+        for wish in self._wishes:
+            await self.stop(wish)
+        for run, follower in self._followers.items():
+            if run not in open_runs and not follower.dir.has_summary:
+                await finish_run(follower, None, None)
+
+    # -- one queue
+
+    async def _follow(self, queue: _Queue) -> None:
+        try:
+            if not await asyncio.wait_for(queue.host.read(f"{queue.path}/queue.json", 0, 1), _STEP_TIMEOUT_S):
+                await self._lost(queue, "its queue is not on the server: it never got there, or was cleaned up")
+                return
+            for run in queue.runs:
+                follower, base = self._followers[run], f"{queue.path}/runs/{run}"
+                queue.cursors[f"{base}/states.jsonl"] = 0
+                queue.cursors[f"{base}/spool.log"] = follower.dir.stdout_size
+                queue.cursors[f"{base}/telemetry.jsonl"] = follower.dir.telemetry_size
+            if not self._once:
+                await self._keep_agent(queue)
+                queue.heard = asyncio.get_running_loop().time()
+            await self._read_all(queue)
+            if self._done(queue):
+                await self._tidy(queue)
+        finally:
+            await asyncio.wait_for(queue.host.close(), _STEP_TIMEOUT_S)
+
+    async def _read_all(self, queue: _Queue) -> None:
+        if self._once:
+            for run in queue.runs:
+                await self._drain(queue, run)
+                await self._maybe_finish(queue, run)
+            return
+        async with asyncio.TaskGroup() as tasks:
+            guard = tasks.create_task(self._guard(queue))
+            async for chunk in queue.host.follow(queue.cursors):
+                run, name = chunk.path.rsplit("/", 2)[1:]
+                await self._take(queue, run, name, chunk.offset, chunk.data)
+                await self._maybe_finish(queue, run)
+                if self._done(queue):
+                    break
+            guard.cancel()
+
+    async def _take(self, queue: _Queue, run: str, name: str, offset: int, data: bytes) -> None:
+        follower = self._followers[run]
+        if name != "spool.log":  # the shim writes that one, also without an agent
+            queue.heard = asyncio.get_running_loop().time()
+        if name == "spool.log":
+            await follower.output(offset, data)
+        elif name == "telemetry.jsonl":
+            await follower.telemetry(offset, data)
+        else:
+            await follower.states(data)
+
+    async def _drain(self, queue: _Queue, run: str) -> None:
+        """Read all three files of a run to where they end now."""
+        base = f"{queue.path}/runs/{run}"
+        for name in ("states.jsonl", "spool.log", "telemetry.jsonl"):
+            path = f"{base}/{name}"
+            while data := await asyncio.wait_for(
+                queue.host.read(path, queue.cursors.get(path, 0), _BLOCK), _STEP_TIMEOUT_S
+            ):
+                offset = queue.cursors.get(path, 0)
+                queue.cursors[path] = offset + len(data)
+                await self._take(queue, run, name, offset, data)
+
+    async def _maybe_finish(self, queue: _Queue, run: str) -> None:
+        follower = self._followers[run]
+        if follower.ending is None or follower.state.state.ended:
+            return
+        base = f"{queue.path}/runs/{run}"
+        for name in ("spool.log", "telemetry.jsonl"):
+            path = f"{base}/{name}"
+            while data := await asyncio.wait_for(queue.host.read(path, queue.cursors[path], _BLOCK), _STEP_TIMEOUT_S):
+                offset = queue.cursors[path]
+                queue.cursors[path] = offset + len(data)
+                await self._take(queue, run, name, offset, data)
+        for name in ("states.jsonl", "spool.log", "telemetry.jsonl"):
+            queue.cursors.pop(f"{base}/{name}", None)
+        await follower.finish()
+        await self._patient_finish(follower, queue, f"{base}/out")
+
+    async def _patient_finish(self, follower: RunFollower, queue: _Queue, out: str) -> None:
+        while True:
+            try:
+                await finish_run(follower, queue.host, out)
+            except DiskFull as full:
+                await self._wait_for_room(full)
+            else:
+                self._room_again()
+                return
+
+    def _done(self, queue: _Queue) -> bool:
+        return all(self._followers[run].state.state.ended for run in queue.runs)
+
+    # -- the agent
+
+    async def _guard(self, queue: _Queue) -> None:
+        """Look after the agent, but only when it has been silent: a look costs the server a Python start."""
+        while not self._done(queue):
+            silent = asyncio.get_running_loop().time() - queue.heard
+            if silent < _SILENCE_S:
+                await asyncio.sleep(_SILENCE_S - silent)
+            else:
+                await self._keep_agent(queue)
+                queue.heard = asyncio.get_running_loop().time()
+
+    async def _keep_agent(self, queue: _Queue) -> None:
+        """Start the agent anew where it was killed; it finds its running process again."""
+        from cockpit.telemetry import deploy
+
+        assert self._observer is not None
+        if self._done(queue):
+            return
+        started = await asyncio.wait_for(deploy.ensure_alive(queue.host, queue.path, queue.python), _STEP_TIMEOUT_S)
+        if started is not None:
+            self._observer.note("warning", f"The agent of queue {queue.key} did not live: started it again.")
+
+    async def _tidy(self, queue: _Queue) -> None:
+        """All of it is home: take the queue's folder off the server. A leftover is no reason to fail."""
+        from cockpit.telemetry import deploy
+
+        assert self._observer is not None
+        try:
+            async with asyncio.timeout(_STEP_TIMEOUT_S):
+                while await deploy.alive(queue.host, queue.path):  # it says its last word before it lets go
+                    await asyncio.sleep(_TIDY_RETRY_S)
+                await deploy.clean(queue.host, queue.path)
+        except (ServerError, TimeoutError) as error:
+            self._observer.note(
+                "warning", f"{queue.path} stays on {queue.host.name}: {error or 'its agent still lives'}"
+            )
+
+    async def _lost(self, queue: _Queue, reason: str) -> None:
+        for run in queue.runs:
+            follower = self._followers[run]
+            await follower.own(StateChange(state=State.LOST, reason=reason))
+            await finish_run(follower, None, None)
+
+    # -- a full disk under the runs folder
+
+    async def _patiently(self, write: Callable[[], Any]) -> Any:
+        """Call `write` until the disk takes it; the training goes on meanwhile, its bytes wait on the server."""
+        while True:
+            try:
+                result = write()
+            except DiskFull as full:
+                await self._wait_for_room(full)
+            else:
+                self._room_again()
+                return result
+
+    async def _wait_for_room(self, full: DiskFull) -> None:
+        if not self._disk_full and self._observer is not None:
+            self._disk_full = True
+            self._observer.note(
+                "error",
+                f"{full.message} The training goes on and its output waits on the server; free some space and this "
+                "goes on by itself.",
+            )
+        await asyncio.sleep(_DISK_RETRY_S)
+
+    def _room_again(self) -> None:
+        if self._disk_full and self._observer is not None:
+            self._disk_full = False
+            self._observer.note("info", "There is room again under the runs folder: going on.")
+
+    # -- the end
+
+    async def _end(self, observer: Observer) -> Outcome:
+        states = {run: f.state for run, f in self._followers.items()}
+        if not all(s.state.ended for s in states.values()):
+            outcome = Outcome(self._group.id, "DETACHED", int(Exit.OK))
+        else:
+            end: GroupEnd = await finish_group(self._store, self._group, states)
+            code = int(Exit.INTERRUPTED) if self._stopped_by_user and end.state != "SUCCEEDED" else end.exit_code
+            outcome = Outcome(self._group.id, end.state, code, end.comparison)
+            for text in end.notes:
+                observer.note("warning", text)
+        observer.end(outcome)
+        return outcome

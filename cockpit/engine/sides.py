@@ -1,0 +1,80 @@
+"""Which runs make a side of a comparison: one per server and sweep point of each argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cockpit.core.errors import UsageError, did_you_mean
+from cockpit.core.events import Diagnostic, State
+
+if TYPE_CHECKING:
+    from cockpit.metrics.compare import Side
+    from cockpit.store.store import Store
+
+
+def sides_of(store: Store, words: Sequence[str]) -> list[Side]:
+    """The sides of `RUN|GROUP[:SERVER] ...`, named `server[|k=v]`, prefixed by the group's id where names clash.
+
+    Raises UsageError on an id or server that is not there, or where two words name the same runs.
+    """
+    from cockpit.metrics.compare import Side
+
+    found: list[tuple[str, str, list[str]]] = []  # group, name, run ids
+    for word in words:
+        found += _word(store, word)
+    _refuse_twice(found)
+    names = [name for _, name, _ in found]
+    return [
+        Side(f"{group}:{name}" if names.count(name) > 1 else name, [run_facts(store, r) for r in runs])
+        for group, name, runs in found
+    ]
+
+
+def _word(store: Store, word: str) -> list[tuple[str, str, list[str]]]:
+    token, _, server = word.partition(":")
+    kind, ident = store.resolve(token)
+    runs = [ident] if kind == "run" else list(store.group(ident).runs)
+    grouped: dict[tuple[str, str], list[str]] = {}
+    servers: set[str] = set()
+    for run in runs:
+        meta = store.run_dir(run).meta()
+        servers.add(meta["server"])
+        if not server or meta["server"] == server:
+            point = "|".join(f"{k}={v}" for k, v in meta["sweep"].items())
+            name = f"{meta['server']}|{point}" if point else meta["server"]
+            grouped.setdefault((meta["group"], name), []).append(run)
+    if not grouped:
+        raise UsageError(f"`{word}`: {token} has no server {server!r}.", hint=did_you_mean(server, servers))
+    return [(group, name, members) for (group, name), members in grouped.items()]
+
+
+def _refuse_twice(found: Sequence[tuple[str, str, list[str]]]) -> None:
+    seen: dict[str, str] = {}
+    for _, name, runs in found:
+        for run in runs:
+            if run in seen:
+                raise UsageError(
+                    f"run {run} stands on both sides: a comparison of a run with itself says nothing.",
+                    hint="Name two different runs, groups or servers.",
+                )
+            seen[run] = name
+
+
+def run_facts(store: Store, run: str) -> Any:
+    """What a comparison needs of one run: its summary (made now where it is missing) and its run.json."""
+    from cockpit.metrics.compare import RunFacts
+    from cockpit.metrics.summary import summarise
+
+    run_dir = store.run_dir(run)
+    meta = run_dir.meta()
+    summary = run_dir.summary()
+    if summary is None:
+        if not State(meta["state"]).ended:
+            raise UsageError(
+                f"run {run} is {meta['state']}: it can be compared when it has ended.",
+                hint=f"`ekvi-cockpit attach {meta['group']}` follows it to its end.",
+            )
+        diagnostics = [e for e in run_dir.journal_events() if isinstance(e, Diagnostic)]
+        summary = summarise(meta, run_dir.columns(), run_dir.ticks(), diagnostics)
+    return RunFacts(run, summary, meta, loss=run_dir.columns())
