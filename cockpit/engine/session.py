@@ -264,7 +264,8 @@ class LiveSession:
         assert self._observer is not None
         try:
             async with asyncio.timeout(_STEP_TIMEOUT_S):
-                while await deploy.alive(queue.host, queue.path):  # it says its last word before it lets go
+                # another process lets go: there is no event to wait on
+                while await deploy.alive(queue.host, queue.path):  # noqa: ASYNC110
                     await asyncio.sleep(_TIDY_RETRY_S)
                 await deploy.clean(queue.host, queue.path)
         except (ServerError, TimeoutError) as error:

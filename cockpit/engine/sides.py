@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cockpit.core.errors import UsageError, did_you_mean
 from cockpit.core.events import Diagnostic, State
 
 if TYPE_CHECKING:
-    from cockpit.metrics.compare import Side
+    from cockpit.metrics.sides import RunFacts, Side
     from cockpit.store.store import Store
 
 
 def sides_of(store: Store, words: Sequence[str]) -> list[Side]:
     """The sides of `RUN|GROUP[:SERVER] ...`, named `server[|k=v]`, prefixed by the group's id where names clash.
 
-    Raises UsageError on an id or server that is not there, or where two words name the same runs.
+    Raises UsageError on an id or server that is not there, and where a run would meet itself.
     """
-    from cockpit.metrics.compare import Side
+    from cockpit.metrics.sides import Side, check_sides
 
     found: list[tuple[str, str, list[str]]] = []  # group, name, run ids
     for word in words:
         found += _word(store, word)
-    _refuse_twice(found)
-    names = [name for _, name, _ in found]
+    sides = [
+        Side(name, [run_facts(store, r) for r in runs])
+        for name, (_, _, runs) in zip(_names(found), found, strict=True)
+    ]
+    check_sides(sides)
+    return sides
+
+
+def _names(found: Sequence[tuple[str, str, list[str]]]) -> list[str]:
+    """Short names where they are enough, else with the group before, else a lone run's own id."""
+    short = [name for _, name, _ in found]
+    longer = [f"{group}:{name}" if short.count(name) > 1 else name for group, name, _ in found]
     return [
-        Side(f"{group}:{name}" if names.count(name) > 1 else name, [run_facts(store, r) for r in runs])
-        for group, name, runs in found
+        runs[0] if longer.count(name) > 1 and len(runs) == 1 else name
+        for name, (_, _, runs) in zip(longer, found, strict=True)
     ]
 
 
@@ -49,21 +59,9 @@ def _word(store: Store, word: str) -> list[tuple[str, str, list[str]]]:
     return [(group, name, members) for (group, name), members in grouped.items()]
 
 
-def _refuse_twice(found: Sequence[tuple[str, str, list[str]]]) -> None:
-    seen: dict[str, str] = {}
-    for _, name, runs in found:
-        for run in runs:
-            if run in seen:
-                raise UsageError(
-                    f"run {run} stands on both sides: a comparison of a run with itself says nothing.",
-                    hint="Name two different runs, groups or servers.",
-                )
-            seen[run] = name
-
-
-def run_facts(store: Store, run: str) -> Any:
+def run_facts(store: Store, run: str) -> RunFacts:
     """What a comparison needs of one run: its summary (made now where it is missing) and its run.json."""
-    from cockpit.metrics.compare import RunFacts
+    from cockpit.metrics.sides import RunFacts
     from cockpit.metrics.summary import summarise
 
     run_dir = store.run_dir(run)
