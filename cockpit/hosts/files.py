@@ -227,4 +227,6 @@ def remove_tree(server: str, path: str, roots: frozenset[str]) -> None:
     if resolved.is_symlink() or resolved.is_file():
         resolved.unlink()
     elif resolved.exists():
+        for folder, _, _ in os.walk(resolved):
+            Path(folder).chmod(0o700)  # the runners' source stands read-only
         shutil.rmtree(resolved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -47,6 +48,7 @@ def queue(
 
     `code` is the SHA-256 of the runners' source or its first 16 digits; it is left out where no run needs it.
     """
+    runs = [plan(run, servers[run.server]) for run in plan_.runs]
     return {
         "schema": SCHEMA,
         "group": plan_.runs[0].group,
@@ -54,10 +56,10 @@ def queue(
         "slot": plan_.slot,
         "slots": plan_.slots,
         "cooldown_s": plan_.cooldown_s,
-        "code": code[:16] if any(_needs_code(run) for run in plan_.runs) else None,
+        "code": code[:16] if "${CODE_DIR}" in json.dumps(runs) else None,
         "telemetry": {"hz": hz},
         "spool_max_by": spool_max_by,
-        "runs": [plan(run, servers[run.server]) for run in plan_.runs],
+        "runs": runs,
     }
 
 
