@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ EKVI_OUT (default ./output) is the run's own folder, EKVI_CACHE (default ./cache
 More than one process: python -m torch.distributed.run --standalone --nproc-per-node N -m runners ...
 """
 EXIT_INTERRUPTED = 130
+YIELD_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,19 @@ def run(arguments: Arguments, process: Process) -> None:
         run_stage(name, context)
 
 
+def report(error: RunnerError, process: Process) -> None:
+    """Say a foreseen error; what every rank sees is said by rank 0, for whom the others wait a moment: launchers
+    end all processes when the first one has ended.
+    """
+    if error.every_rank and not process.first:
+        time.sleep(YIELD_S)
+        return
+    who = f"rank {process.rank}: " if process.world > 1 and not error.every_rank else ""
+    print(f"error: {who}{error}", file=sys.stderr, flush=True)
+    data = {"kind": type(error).__name__, "rank": process.rank}
+    wire.emit("diagnostic", level="error", code="error", message=f"{who}{error}", data=data)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: returns the exit code. A foreseen error is one sentence on stderr and a diagnostic line."""
     process = Process()
@@ -166,11 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         process = Process.from_environment(os.environ)
         run(arguments, process)
     except RunnerError as error:
-        if process.first or not error.every_rank:
-            who = f"rank {process.rank}: " if process.world > 1 else ""
-            print(f"error: {who}{error}", file=sys.stderr, flush=True)
-            kind = type(error).__name__
-            wire.emit("diagnostic", level="error", code="error", message=f"{who}{error}", data={"kind": kind})
+        report(error, process)
         return error.exit_code
     except KeyboardInterrupt:
         print("error: interrupted.", file=sys.stderr)

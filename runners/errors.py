@@ -66,6 +66,4 @@ def _no_megatron(system: str | None = None, machine: str | None = None) -> tuple
     system, machine = system or platform.system(), machine or platform.machine()
     if (system, machine) in _WHEELS:
         return (f"megatron-core is not installed for this Python. {_INSTALL}",)
-    return (
-        f"megatron-core has no wheel for {system} {machine}, so its training cannot run here. {_WORKS}",
-    )
+    return (f"megatron-core has no wheel for {system} {machine}, so its training cannot run here. {_WORKS}",)

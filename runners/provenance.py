@@ -11,16 +11,23 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 PACKAGES = ("torch", "megatron-core", "tokenizers", "numpy", "pydantic", "transformers", "triton")
-_ENVIRONMENT = re.compile(
-    r"(NCCL|RCCL|GLOO|OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|HIP|ROCR|HSA|MIOPEN|NVTE"
-    r"|TOKENIZERS|MALLOC|UCX|NUMEXPR)_|LD_PRELOAD$|CUDA_|PYTHONHASHSEED$"
+_PREFIXES = (
+    *("NCCL_", "RCCL_", "GLOO_", "UCX_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "DNNL_", "ONEDNN_", "MALLOC_"),
+    *("TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_", "NVTE_", "AITER_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "HIP_", "HIPBLASLT_", "ROCR_", "HSA_", "MIOPEN_"),
 )
-_SECRET = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+_NAMES = frozenset({"LD_PRELOAD", "PYTHONHASHSEED"})
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of `env` that steer the training stack, sorted; never one whose name speaks of a secret."""
-    return {name: env[name] for name in sorted(env) if _ENVIRONMENT.match(name) and not _SECRET.search(name)}
+    return {
+        name: env[name]
+        for name in sorted(env)
+        if (name.startswith(_PREFIXES) or name in _NAMES) and not _SECRET.search(name)
+    }
 
 
 def packages(names: Iterable[str] = ()) -> dict[str, str]:

@@ -94,9 +94,7 @@ def _file(path: str) -> Document:
         with open(os.path.expanduser(path), encoding="utf-8") as stream:
             return Document(os.path.basename(path), stream.read())
     except OSError as error:
-        raise ConfigurationError(
-            f"data.paths: {path} cannot be read: {error.strerror}.", every_rank=True
-        ) from error
+        raise ConfigurationError(f"data.paths: {path} cannot be read: {error.strerror}.", every_rank=True) from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"data.paths: {path} is no UTF-8 text (byte {error.start}).", every_rank=True

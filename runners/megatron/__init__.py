@@ -1,1 +1,1 @@
-"""GPT training with megatron-core: the model, the schedules and the datasets are its own, the device is a Backend's."""
+"""GPT training with megatron-core: model, schedules and datasets are its own, the device is a Backend's."""

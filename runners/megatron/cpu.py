@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -67,6 +68,8 @@ class CpuBackend:
     def start(self, training: Training) -> None:
         """Use `training.threads` threads within an operation and one between operations."""
         torch.set_num_threads(training.threads)
+        # A hint for CUDA's queues, given on every device.
+        warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS", module=r"megatron\.core")
 
     def seed(self, seed: int) -> None:
         """Seed torch; megatron-core's tracker of CUDA generators is switched to the one that keeps none."""

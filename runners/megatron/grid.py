@@ -1,44 +1,12 @@
-"""The process group and megatron-core's grid of processes over it."""
+"""megatron-core's grid of processes over the process group."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
-from runners.errors import ConfigurationError, RunnerError
+from runners.errors import ConfigurationError
 from runners.process import Process
 from runners.schema import Parallel
-
-TIMEOUT_S = 600.0  # for the processes to meet; EKVI_RENDEZVOUS_TIMEOUT_S says otherwise
-
-
-@contextmanager
-def joined(process: Process, collective: str) -> Iterator[None]:
-    """Join the run's processes in a group, and leave it at the end. RunnerError where they do not meet."""
-    timeout = timedelta(seconds=float(os.environ.get("EKVI_RENDEZVOUS_TIMEOUT_S") or TIMEOUT_S))
-    try:
-        if process.launched:
-            dist.init_process_group(collective, timeout=timeout)
-        else:
-            dist.init_process_group(collective, store=dist.HashStore(), rank=0, world_size=1)
-    except (RuntimeError, ValueError, OSError) as error:  # torch's DistError is a RuntimeError
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RunnerError(
-            f"no process group: rank {process.rank} of {process.world} did not meet the others at {where} within"
-            f" {timeout.total_seconds():g} s ({first}).",
-            hint="Start all processes with one torchrun command, and see that this address is reachable.",
-        ) from error
-    try:
-        yield
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def check(parallel: Parallel, process: Process) -> None:

@@ -11,7 +11,6 @@ import zlib
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
@@ -19,6 +18,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.nn import functional
 
 from runners.megatron.backend import Backend
 from runners.schema import RunConfig

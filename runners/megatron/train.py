@@ -12,22 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runners import provenance, wire
-from runners.data import quiet
+import torch
+import torch.distributed as dist
 
-quiet.silence()  # before the imports that speak
-
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-
-from runners.data import prepare, samples  # noqa: E402
-from runners.data.prepare import Entry  # noqa: E402
-from runners.errors import ConfigurationError  # noqa: E402
-from runners.megatron import flops, grid, model, optimizer, report, schedules  # noqa: E402
-from runners.megatron.backend import Backend, select  # noqa: E402
-from runners.schema import RunConfig  # noqa: E402
-from runners.stages import Context, Outcome  # noqa: E402
-from runners.stages.wrap import artifact  # noqa: E402
+from runners import group, provenance, wire
+from runners.data import prepare, samples
+from runners.data.prepare import Entry
+from runners.errors import ConfigurationError
+from runners.megatron import flops, grid, model, optimizer, report, schedules
+from runners.megatron.backend import Backend, select
+from runners.schema import RunConfig
+from runners.stages import Context, Outcome
+from runners.stages.wrap import artifact
 
 
 @dataclass
@@ -60,7 +56,7 @@ def run(context: Context) -> Outcome:
     index = None
     if process.local_rank == 0:  # before the group forms: the others of this node wait there for the index
         index = samples.index(config, prepare.find(config.data, context.folders.cache), context.folders.cache)
-    with grid.joined(process, backend.collective):
+    with group.joined(process, backend.collective):
         entry = prepare.find(config.data, context.folders.cache)
         index = index or samples.index(config, entry, context.folders.cache)
         vocab = _vocab(config, entry)
@@ -140,8 +136,8 @@ def one_step(training: Training, rate: float) -> tuple[list[dict[str, Any]], flo
     if factor != 1.0:
         for chunk in training.chunks:
             chunk.scale_gradients(factor)
-    for group in training.updates.param_groups:
-        group["lr"] = rate
+    for parameters in training.updates.param_groups:
+        parameters["lr"] = rate
     training.updates.step()
     return losses, norm, False
 

@@ -66,6 +66,4 @@ def _remove(path: Path) -> None:
 def _size(path: Path) -> int:
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
-    return sum(
-        Path(root, name).lstat().st_size for root, _folders, names in os.walk(path) for name in names
-    )
+    return sum(Path(root, name).lstat().st_size for root, _folders, names in os.walk(path) for name in names)

@@ -21,6 +21,9 @@ def run(context: Context) -> Outcome:
 
         return smoke.run(context)
     require("torch", "megatron.core", "tokenizers")
+    from runners.data import quiet
+
+    quiet.silence()  # before the import that speaks
     from runners.megatron import train
 
     return train.run(context)

@@ -1,0 +1,93 @@
+"""The process group of a run: joined once, left at the end, its failures in plain words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from runners.errors import ConfigurationError, RunnerError
+from runners.process import Process
+
+# How gloo and NCCL say that a peer has gone; everything else is an error of its own.
+_LOST = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting|[Tt]imed out|remote error",
+)
+TIMEOUT_S = 600.0  # for the processes to meet and for every collective; EKVI_RENDEZVOUS_TIMEOUT_S says otherwise
+
+
+@contextmanager
+def joined(process: Process, collective: str) -> Iterator[None]:
+    """Join the run's processes in a group, and leave it at the end.
+
+    A process that no launcher has started makes a group of its own, without a port. Raises RunnerError where the
+    processes do not meet in time, ConfigurationError for a timeout that is no number.
+    """
+    seconds = timeout_s()
+    try:
+        if process.launched:
+            dist.init_process_group(collective, timeout=timedelta(seconds=seconds))
+        else:
+            dist.init_process_group(collective, store=dist.HashStore(), rank=0, world_size=1)
+    except (RuntimeError, ValueError, OSError) as error:  # torch's DistError is a RuntimeError
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise RunnerError(
+            f"no process group: rank {process.rank} of {process.world} did not meet the others at {where} within"
+            f" {seconds:g} s ({said[0].rstrip('.')}).",
+            hint="Start all processes with one torchrun command, and see that this address is reachable.",
+        ) from error
+    try:
+        yield
+    except RuntimeError as error:
+        lost = _LOST.search(str(error))
+        if lost is None:
+            raise
+        raise RunnerError(
+            f"rank {process.rank} of {process.world} lost its peers ({lost[0]}): another process of this run ended"
+            " or hung.",
+            hint="Its own message says why.",
+        ) from error
+    finally:
+        dist.destroy_process_group()
+
+
+def timeout_s() -> float:
+    """How long processes wait for each other, in seconds."""
+    given = os.environ.get("EKVI_RENDEZVOUS_TIMEOUT_S")
+    try:
+        return float(given) if given else TIMEOUT_S
+    except ValueError:
+        raise ConfigurationError(f"EKVI_RENDEZVOUS_TIMEOUT_S={given!r} is not a number of seconds.") from None
+
+
+def device_of(process: Process, gpus: int) -> str:
+    """The device of a process on a machine with `gpus` GPUs: "cpu" where there are none, else one GPU a process.
+
+    Raises ConfigurationError for a rank without a GPU. ROCm's GPUs are "cuda" to torch as well.
+    """
+    if gpus == 0:
+        return "cpu"
+    if process.local_rank >= gpus:
+        raise ConfigurationError(
+            f"rank {process.rank} has no GPU: LOCAL_RANK is {process.local_rank}, but this machine shows"
+            f" {gpus} GPU{'s' if gpus > 1 else ''} (0 to {gpus - 1}).",
+            hint="Start at most one process a GPU, and see what CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES hide.",
+        )
+    return f"cuda:{process.local_rank}"
+
+
+def collective_of(device: str) -> str:
+    """torch.distributed's backend for a device: gloo on the host, nccl on GPUs (RCCL on ROCm goes by that name)."""
+    return "nccl" if device.startswith("cuda") else "gloo"
+
+
+def gpu_count() -> int:
+    """How many GPUs torch sees."""
+    count: int = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return count
