@@ -1,0 +1,1 @@
+"""Log bytes to events: one parser of streams, one file a format."""
