@@ -55,15 +55,9 @@ class _Folders(SearchPathPlugin):  # type: ignore[misc]  # hydra is not typed he
 
 
 def user_folder() -> Path:
-    """The user's profiles: `$XDG_CONFIG_HOME/ekvi-cockpit/profiles`, else the platform's place for configuration."""
+    """The user's profiles on a server: `$XDG_CONFIG_HOME/ekvi-cockpit/profiles`."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    if base and Path(base).is_absolute():
-        return Path(base) / APP / "profiles"
-    try:
-        from platformdirs import user_config_path
-    except ImportError:  # an image for training needs no platformdirs
-        return Path.home() / ".config" / APP / "profiles"
-    return user_config_path(APP, appauthor=False) / "profiles"
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".config") / APP / "profiles"
 
 
 def shipped_folder() -> Path:
@@ -82,6 +76,8 @@ class Composer:
     def __init__(self, folders: Sequence[Path], schema: type[BaseModel]) -> None:
         self.folders = tuple(folders)
         self.schema = schema
+        self._composed: dict[tuple[str | None, tuple[str, ...]], DictConfig] = {}
+        self._listed: dict[tuple[str | None, tuple[str, ...]], Any] = {}
 
     def __enter__(self) -> Self:
         global _folders
@@ -122,6 +118,7 @@ class Composer:
         out = []
         for at, text in enumerate(words):
             word = parse(text, self.is_group, origins[at] if origins else None)
+            word.override.config_loader = self._loader  # glob() asks it for a group's choices
             if not word.is_group and word.key in self.groups and word.key not in self.schema.model_fields:
                 raise word.error(f"say what {word.key} it is for.", f"Write {word.key}@PLACE=NAME.")
             check_key(word, self.schema)
@@ -156,8 +153,9 @@ class Composer:
     def compose(self, name: str | None, words: Sequence[Word] = ()) -> Document:
         """The document of the profile `name` (None: of the groups in `words` alone) with the words applied.
 
-        Sweeps are not allowed here. A group that the profile's defaults list does not name is merged beneath the
-        profile, so that what the profile itself says stays above it.
+        Sweeps are not allowed here. Hydra composes each choice of groups once; the values are set on a copy. A group
+        that the profile's defaults list does not name is merged beneath the profile, so that what the profile itself
+        says stays above it.
         """
         known = self._known(name)
         chosen = {w.choice: w for w in words if w.is_group}
@@ -210,17 +208,23 @@ class Composer:
         return GlobalHydra.instance().config_loader()
 
     def _compose(self, name: str | None, words: Sequence[str]) -> DictConfig:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a profile without _self_ is as good: its own values come last
-            document: DictConfig = compose(config_name=name, overrides=list(words))
-        OmegaConf.set_struct(document, False)
-        _join_marked(document)
-        return document
+        key = (name, tuple(words))
+        if key not in self._composed:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a profile without _self_ is as good: its own values come last
+                document: DictConfig = compose(config_name=name, overrides=list(words))
+            OmegaConf.set_struct(document, False)
+            _join_marked(document)
+            self._composed[key] = document
+        return self._composed[key]
 
     def _defaults(self, name: str | None, words: Sequence[str]) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return self._loader.compute_defaults_list(name, list(words), RunMode.RUN)
+        key = (name, tuple(words))
+        if key not in self._listed:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._listed[key] = self._loader.compute_defaults_list(name, list(words), RunMode.RUN)
+        return self._listed[key]
 
     def _known(self, name: str | None) -> frozenset[str]:
         """The groups (`group@package`) in a profile's defaults list."""
@@ -352,7 +356,10 @@ def _apply(word: Word, document: Any) -> None:
         raise word.error("several values are a sweep.", "Add --multirun, or quote a text that holds commas.")
     key = ".".join(word.path)
     if word.kind != "delete":
-        OmegaConf.update(document, key, word.value, merge=True, force_add=True)
+        try:
+            OmegaConf.update(document, key, word.value, merge=True, force_add=True)
+        except (OmegaConfBaseException, TypeError, ValueError, LookupError):
+            raise word.error(f"{key} cannot be set: what stands there is of another kind.") from None
         return
     above, leaf = word.path[:-1], word.path[-1]
     node = OmegaConf.select(document, ".".join(above), default=None) if above else document
@@ -414,3 +421,11 @@ def compose_run(words: Sequence[str] = (), *, folders: Sequence[Path] | None = N
         chosen = {w.key for w in given if w.is_group}
         rest = [f"{group}={name}" for group, name in DEFAULT_GROUPS.items() if group not in chosen]
         return composer.validate(composer.compose(None, [*composer.parse(rest), *given]), RunConfig)
+
+
+def validate_data(data: dict[str, Any], model: type[M]) -> M:
+    """Plain data that comes from no file as `model`; raises the first of its problems as ComposeError."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise explain(error, Document(None, data, ()), model)[0] from None

@@ -61,6 +61,11 @@ class Document:
                 return word
         return None
 
+    def _word_below(self, keys: Keys) -> Word | None:
+        """The last word that made `keys` a mapping by setting something below it."""
+        below = (w for w in reversed(self.words) if not w.is_group and w.kind != "delete")
+        return next((w for w in below if keys and len(w.path) > len(keys) and w.path[: len(keys)] == keys), None)
+
     def place(self, keys: Keys) -> tuple[Path, int] | None:
         """File and line of the last file that says `keys`, else of the longest part of them, else of their group."""
         for length in range(len(keys), 0, -1):
@@ -77,7 +82,7 @@ class Document:
         """`message` with the place of the first of `keys` that a word sets, else that a file says."""
         wanted = list(keys)
         for key in wanted:
-            word = self.word_for(key)
+            word = self.word_for(key) or self._word_below(key)
             if word is not None:
                 return word.error(message, hint)
         places = [place for key in wanted if (place := self.place(key))]

@@ -31,6 +31,7 @@ _KINDS: dict[OverrideType, Kind] = {
 # Hydra's grammar has no key element that begins with a digit, yet a server may be called 8xh200.
 _DIGIT_SERVER = re.compile(r"(?<![\w.$-])servers\.(?=\d)")
 MARK = "$"
+_ENV = re.compile(r"(\benv(?:\.\w+)*\s*[=:]).+")  # values of environment variables are not repeated
 _KEY = re.compile(r"(~|\+{0,2})[\w$][\w$./@-]*")
 
 
@@ -70,7 +71,8 @@ class Origin:
 
     def error(self, message: str, hint: str | None = None) -> ComposeError:
         """`message` with the word and the place that it stands at."""
-        place = f"override {self.shown!r}" if self.file else f"on the command line, {self.shown!r}"
+        shown = _ENV.sub(r"\1...", self.shown)
+        place = f"override {shown!r}" if self.file else f"on the command line, {shown!r}"
         return ComposeError(f"{place}: {message}", hint=hint, file=self.file, line=self.line)
 
 

@@ -1,0 +1,191 @@
+"""The profile's models: a run's configuration, and the servers it runs on. Imported lazily: pydantic is heavy."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from cockpit.core.records import ServerSpec
+from runners.schema import Positive, Real, RunConfig, Strict, refuse
+
+SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_KEY|CREDENTIALS)(_|$)", re.IGNORECASE)
+_SLOT = re.compile(r"[a-z0-9][a-z0-9-]*")
+_RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
+_MAX_GPUS = 1024
+
+
+def _server_name(name: str) -> str:
+    if not SERVER_NAME.fullmatch(name):
+        raise refuse(f"{name!r} is no server name: letters, digits, _ and -, beginning with a letter or digit.")
+    return name
+
+
+def _address(text: str) -> str:
+    if not text or text.startswith("-") or re.search(r"[\s\x00-\x1f]", text):
+        raise refuse(f"{text!r} is no address: say local, HOST or USER@HOST, as for ssh.")
+    return text
+
+
+def _slot(text: str) -> str:
+    if not _SLOT.fullmatch(text):
+        raise refuse(f"{text!r} is no slot name: small letters, digits and -.")
+    return text
+
+
+def _workdir(text: str) -> str:
+    if not text.startswith(("/", "~/")) or "\x00" in text or "\n" in text:
+        raise refuse(f"workdir {text!r} is not absolute: begin it with / or ~/.")
+    return text
+
+
+def _env_name(name: str) -> str:
+    if not _ENV_NAME.fullmatch(name):
+        raise refuse(f"{name!r} is no name of an environment variable.")
+    return name
+
+
+def _env_value(value: Any) -> Any:
+    """Numbers are written as they read; true is refused, because some programs want 1 and some want true."""
+    if isinstance(value, bool) or value is None:
+        raise refuse("the value of an environment variable is a text: quote it.")
+    return str(value) if isinstance(value, int | float) else value
+
+
+def gpu_list(value: Any) -> Any:
+    """GPUs as a list of indices: 3, "0-3" and "0,2-4" become one; lists and None stay. Raises refuse()."""
+    if isinstance(value, bool):
+        raise refuse(f"gpus {value} is no list of GPUs: write 0-3, or [0, 2].")
+    if isinstance(value, int):
+        value = [value]
+    if isinstance(value, str):
+        parts = [_RANGE.fullmatch(part) for part in value.split(",")]
+        bounds = [(int(p[1]), int(p[2] or p[1])) for p in parts if p]
+        if len(bounds) < len(parts) or any(not first <= last < _MAX_GPUS for first, last in bounds):
+            raise refuse(f"gpus {value!r} is no list of GPUs: write 0-3, or [0, 2].")
+        value = [i for first, last in bounds for i in range(first, last + 1)]
+    if isinstance(value, list | tuple) and len({str(v) for v in value}) < len(value):
+        raise refuse("gpus names one GPU twice.")
+    return value
+
+
+ServerName = Annotated[str, AfterValidator(_server_name)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+EnvValue = Annotated[str, BeforeValidator(_env_value)]
+Seconds = Annotated[Real, Field(gt=0)]
+Pause = Annotated[Real, Field(ge=0)]
+Index = Annotated[int, Field(strict=True, ge=0)]
+
+
+class Server(Strict):
+    """A machine, or several `nodes` that train together, as a profile or a file in profiles/server/ says it.
+
+    `vendor` auto is found from the machine's GPUs. `training` is a choice of that group (None: by the vendor).
+    `overrides` are words for this server alone, beneath those of the command line. `gpus` is a subset by index, None
+    for all. `env` is not for secrets: `secrets` names variables whose values travel apart. Times in seconds; None
+    takes the profile's.
+    """
+
+    address: Annotated[str, AfterValidator(_address)] = "local"
+    vendor: Literal["auto", "nvidia", "amd", "cpu"] = "auto"
+    training: str | None = None
+    overrides: tuple[str, ...] = ()
+    slot: Annotated[str, AfterValidator(_slot)] = "default"
+    slots: Positive = 1
+    gpus: Annotated[tuple[Index, ...] | None, BeforeValidator(gpu_list)] = None
+    nodes: tuple[str, ...] = ()
+    env: dict[EnvName, EnvValue] = Field(default_factory=dict)
+    mounts: dict[str, str] = Field(default_factory=dict)
+    files: dict[str, str] = Field(default_factory=dict)
+    secrets: tuple[EnvName, ...] = ()
+    timeout_s: Seconds | None = None
+    stall_after_s: Seconds | None = None
+    stop_grace_s: Pause = 10.0
+    cooldown_s: Pause | None = None
+    python: str | None = None
+    workdir: Annotated[str, AfterValidator(_workdir)] | None = None
+
+    @field_validator("env")
+    @classmethod
+    def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        for name in env:
+            if _SECRET.search(name):
+                raise refuse(f"{name} looks like a secret, which has no place in env: name it in secrets.", name)
+        return env
+
+    def spec(self, name: str, profile: Profile) -> ServerSpec:
+        """What the layers below take: `name` with the profile's times where the server has none of its own."""
+        return ServerSpec(
+            name=name,
+            address=self.address,
+            vendor=self.vendor,
+            gpus=self.gpus,
+            nodes=self.nodes,
+            slot=self.slot,
+            slots=self.slots,
+            workdir=self.workdir,
+            python=self.python,
+            env=dict(self.env),
+            mounts=dict(self.mounts),
+            files=dict(self.files),
+            secrets=self.secrets,
+            timeout_s=self.timeout_s if self.timeout_s is not None else profile.timeout_s,
+            stall_after_s=self.stall_after_s if self.stall_after_s is not None else profile.stall_after_s,
+            stop_grace_s=self.stop_grace_s,
+            cooldown_s=next((c for c in (self.cooldown_s, profile.cooldown_s) if c is not None), 0.0),
+        )
+
+
+class Launcher(Strict):
+    """How a stage starts."""
+
+    kind: Literal["process"] = "process"
+
+
+class Theme(Strict):
+    """The colours of screens and reports: the name of a file in themes/."""
+
+    name: Annotated[str, Field(min_length=1)] = "nord"
+
+
+class Pricing(Strict):
+    """What a GPU's hour costs in US dollars; None is unknown."""
+
+    name: str = "none"
+    usd_per_gpu_hour: Annotated[Real, Field(gt=0)] | None = None
+
+
+Stage = Literal["all", "data", "calibrate", "train", "wrap", "purge"]
+
+
+class Profile(RunConfig):
+    """What to run on which servers.
+
+    `repeats` None is 5 for a duel, else 1. `timeout_s`, `stall_after_s` and `cooldown_s` hold for the servers that
+    do not say their own; None is no limit, and no cool-down.
+    """
+
+    description: str = ""
+    servers: dict[ServerName, Server] = Field(default_factory=dict)
+    repeats: Positive | None = None
+    stage: Stage = "all"
+    launcher: Launcher = Launcher()
+    theme: Theme = Theme()
+    pricing: Pricing = Pricing()
+    timeout_s: Seconds | None = None
+    stall_after_s: Seconds | None = None
+    cooldown_s: Pause | None = None
+
+    def run_config(self) -> RunConfig:
+        """The part that a runner gets."""
+        return RunConfig(model=self.model, data=self.data, training=self.training, runner=self.runner)
+
+
+class ServersOnly(BaseModel):
+    """The servers of a document whose other parts are judged later."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    servers: dict[ServerName, Server] = {}

@@ -1,0 +1,143 @@
+"""Which runs there are, in whose turn, and what each of their stages starts. Nothing here touches a machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cockpit.core.errors import ConfigError, did_you_mean
+from cockpit.core.ids import run_id, slug
+from cockpit.core.records import GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
+
+if TYPE_CHECKING:
+    from cockpit.config import Point, Resolved
+    from cockpit.config.models import Profile
+
+DUEL_REPEATS = 5  # what a comparison needs to say anything below a few percent
+
+
+def default_repeats(resolved: Resolved) -> int:
+    """How often each run is done if the command line does not say: the profile's word, else 5 for a duel, else 1."""
+    if resolved.base.repeats is not None:
+        return resolved.base.repeats
+    return DUEL_REPEATS if len(resolved.base.servers) > 1 else 1
+
+
+def make_plan(resolved: Resolved, *, group: str, repeats: int | None = None, stage: str | None = None) -> GroupPlan:
+    """The plan of a group, whose id is `group`.
+
+    Servers that share a slot of a machine share a queue and take turns in it: each repeat goes through the sweep's
+    points, each point through the servers, A B A B. `repeats` and `stage` None take the profile's. Raises
+    ConfigError.
+    """
+    repeats = default_repeats(resolved) if repeats is None else repeats
+    if repeats < 1:
+        raise ConfigError(f"repeats must be at least 1, not {repeats}.")
+    specs = _specs(resolved)
+    runs = [
+        _run(resolved, point, at, server, group, repeat, stage)
+        for repeat in range(repeats)
+        for at, point in enumerate(resolved.points)
+        for server in point.configs
+    ]
+    queues: dict[tuple[str, str, str], list[RunPlan]] = {}
+    for run in runs:
+        queues.setdefault(specs[run.server].queue_key, []).append(run)
+    keys = _queue_names(list(queues))
+    return GroupPlan(
+        group=group,
+        profile=resolved.name,
+        overrides=resolved.overrides,
+        servers=specs,
+        queues=tuple(_queue(keys[key], members, specs) for key, members in queues.items()),
+    )
+
+
+def _specs(resolved: Resolved) -> dict[str, ServerSpec]:
+    """Each server as a machine: of its environment what all points share, the rest stands in their stages."""
+    out = {}
+    for name in resolved.points[0].configs:
+        each = [p.configs[name].servers[name].spec(name, p.configs[name]) for p in resolved.points]
+        shared = {k: v for k, v in each[0].env.items() if all(s.env.get(k) == v for s in each)}
+        out[name] = replace(each[0], env=shared)
+    return out
+
+
+def _queue(key: str, runs: list[RunPlan], specs: Mapping[str, ServerSpec]) -> QueuePlan:
+    members = [specs[name] for name in dict.fromkeys(run.server for run in runs)]
+    return QueuePlan(
+        key=key,
+        address=members[0].address,
+        workdir=members[0].workdir,
+        slot=members[0].slot,
+        slots=members[0].slots,
+        cooldown_s=max(spec.cooldown_s for spec in members),
+        runs=tuple(runs),
+    )
+
+
+def _queue_names(keys: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
+    """A short name for each queue that stays the same from group to group; a hash where two would be alike."""
+    plain = {key: slug(f"{key[0]}-{key[2]}") for key in keys}
+    out = {}
+    for key, name in plain.items():
+        alike = list(plain.values()).count(name) > 1 or key[1]
+        out[key] = f"{name}-{hashlib.sha256('|'.join(key).encode()).hexdigest()[:6]}" if alike else name
+    return out
+
+
+def _run(
+    resolved: Resolved, point: Point, at: int, server: str, group: str, repeat: int, stage: str | None
+) -> RunPlan:
+    config = point.configs[server]
+    return RunPlan(
+        run=run_id(group, server, repeat, at),
+        group=group,
+        server=server,
+        repeat=repeat,
+        sweep=dict(point.sweep),
+        launcher=config.launcher.kind,
+        stages=_stages(config, server, stage or resolved.base.stage),
+        config=config.run_config().model_dump(mode="json"),
+    )
+
+
+def _stages(config: Profile, server: str, wanted: str) -> tuple[StagePlan, ...]:
+    """The stages of a run: exactly those asked for. A command is one stage, since only its program knows more."""
+    from runners.schema import ALL_STAGES, STAGES
+
+    if wanted != "all" and wanted not in STAGES:
+        raise ConfigError(f"there is no stage {wanted!r}.", hint=did_you_mean(wanted, ("all", *STAGES)))
+    names = ALL_STAGES if wanted == "all" else (wanted,)
+    argv: tuple[str, ...] = ()
+    if config.runner.name == "command":
+        if wanted not in ("all", "train"):
+            raise ConfigError(f"the runner command has no stage {wanted!r}.", hint="Take train or all.")
+        names, argv = ("train",), config.runner.argv
+    spec = config.servers[server].spec(server, config)
+    common: dict[str, Any] = {
+        "env": _environment(config, spec),
+        "timeout_s": spec.timeout_s,
+        "stall_after_s": spec.stall_after_s,
+        "stop_grace_s": spec.stop_grace_s,
+    }
+    return tuple(
+        StagePlan(
+            stage=name,
+            module_args=() if argv else ("-m", "runners", "--config", "${RUN_DIR}/config.json", f"stage={name}"),
+            argv=argv,
+            processes=config.run_config().processes if name == "train" else 1,
+            **common,
+        )
+        for name in names
+    )
+
+
+def _environment(config: Profile, spec: ServerSpec) -> dict[str, str]:
+    """The server's variables; on a CPU also the number of threads, which libraries read when they are loaded."""
+    threads = {"OMP_NUM_THREADS": str(config.training.threads)}
+    if config.training.backend != "cpu" or config.runner.name == "command":
+        threads = {}
+    return {**threads, **spec.env}
