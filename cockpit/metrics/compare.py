@@ -1,4 +1,4 @@
-"""A comparison of sides: `ekvi.compare/1`. The run is the unit; the machine is a level above it, and `scope` says so."""
+"""A comparison of sides: `ekvi.compare/1`. The run is the unit, the machine a level above it: `scope` says which."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cockpit.metrics.loss import loss_parity
 from cockpit.metrics.parity import parity
 from cockpit.metrics.sides import RunFacts, Side, check_sides
 from cockpit.metrics.specs import published
-from cockpit.metrics.verdict import PairVerdict, judge
+from cockpit.metrics.verdict import MIN_RUNS, PairVerdict, judge
 from cockpit.metrics.words import Judged
 
 __all__ = ["RunFacts", "Side", "compare"]
@@ -54,7 +54,7 @@ def compare(sides: Sequence[Side], within: float = WITHIN, *, strict: bool = Fal
 
 def _side(side: Side) -> dict[str, Any]:
     facts = side.counted or list(side.runs)
-    gpus = {json_gpu(r) for r in facts}
+    gpus = {_gpu(r) for r in facts}
     vendors = {str(v) for r in facts if (v := r.summary.get("vendor") or r.meta.get("vendor"))}
     return {
         "name": side.name,
@@ -65,7 +65,7 @@ def _side(side: Side) -> dict[str, Any]:
     }
 
 
-def json_gpu(run: RunFacts) -> tuple[str | None, int | None]:
+def _gpu(run: RunFacts) -> tuple[str | None, int | None]:
     """(model, count) of the GPUs that a run's summary names."""
     gpu = run.summary.get("gpu") or {}
     return gpu.get("model"), gpu.get("count")
@@ -154,13 +154,13 @@ def _ratio(side: str, pair: PairVerdict) -> dict[str, Any] | None:
 def _explained(
     pair: PairVerdict, judged: Judged, sides: tuple[Side, Side], values: dict[str, list[float]]
 ) -> PairVerdict:
-    """A verdict of not_comparable with the reason that the summaries give, where one has it."""
+    """The same verdict, but where a side has no value: why, as its summaries say."""
     missing = next((s for s in sides if not values[s.name]), None)
     if missing is None:
         return pair
-    reason = next((r for run in missing.counted if (r := run.reason(judged.name))), None)
     if not missing.counted:
-        reason = "none of its runs succeeded"
+        return PairVerdict("insufficient_runs", f"No run of {missing.name} succeeded.", needs_runs=MIN_RUNS)
+    reason = next((r for run in missing.counted if (r := run.reason(judged.name))), None)
     why = pair.why.rstrip(".") + (f": {reason}." if reason else ".")
     return PairVerdict(pair.verdict, why)
 
@@ -184,11 +184,11 @@ def _spokesman(first: str, pairs: dict[str, PairVerdict]) -> tuple[str, PairVerd
 
 
 def _primary(metrics: Sequence[dict[str, Any]], sides: Sequence[Side]) -> str | None:
-    """The figure that carries the verdict: the first of PRIMARY that every side knows."""
-    names = [s.name for s in sides]
+    """The figure that carries the verdict: the first of PRIMARY that every side with a run to count knows."""
+    names = [s.name for s in sides if s.counted]
     for wanted in words.PRIMARY:
         found = next((m for m in metrics if m["name"] == wanted), None)
-        if found is not None and all(found["sides"][n]["n"] for n in names):
+        if found is not None and names and all(found["sides"][n]["n"] for n in names):
             return wanted
     return None
 
@@ -247,11 +247,8 @@ def _scope(sides: Sequence[Side], fairness: dict[str, Any]) -> str:
         name = next((n for s in sides for r in s.runs if (n := _called(r))), None)
         where = f"this one machine{f' ({name})' if name else ''}"
         if any(d["severity"] != "info" or d["why"].startswith("swept") for d in fairness["differences"]):
-            return (
-                f"Both sides ran on {where}: this speaks of it and of nothing else."
-                if len(sides) == 2
-                else (f"All sides ran on {where}: this speaks of it and of nothing else.")
-            )
+            every_side = "Both sides" if len(sides) == 2 else "All sides"
+            return f"{every_side} ran on {where}: this speaks of it and of nothing else."
         return f"An A/A comparison: every side ran on {where} with the same work, so a difference is chance or order."
     if all(len(m or ()) == 1 for m in machines) and len(every) == len(sides):
         return (
@@ -261,7 +258,7 @@ def _scope(sides: Sequence[Side], fairness: dict[str, Any]) -> str:
 
 
 def _method(sides: Sequence[Side]) -> str:
-    text = "Welch's t on the logarithms of the runs' values, 95 %; one value a run"
+    text = "cautious Welch's t on the logarithms of the runs' values, 95 %; one value a run"
     others = len(sides) - 1
     return f"{text}; widened for {others} comparisons (Bonferroni)" if others > 1 else text
 
@@ -275,7 +272,7 @@ def _published(sides: Sequence[Side]) -> list[dict[str, Any]]:
             model = (config.get("model") or {}).get("name")
             length = (config.get("training") or {}).get("sequence_length")
             if model:
-                out += [{"side": side.name, **row} for row in published(str(model), json_gpu(run)[0], length)]
+                out += [{"side": side.name, **row} for row in published(str(model), _gpu(run)[0], length)]
     return out
 
 
@@ -294,6 +291,6 @@ def _notes(sides: Sequence[Side], metrics: Sequence[dict[str, Any]]) -> list[str
     if len(sides) > 1 and len(metrics) > 1:
         notes.append(
             f"{len(metrics)} metrics are shown; only the primary is the verdict. The others are each judged at 95 %, "
-            "so among equal sides one in twenty of them errs."
+            "so of equal sides about one in twenty of them errs."
         )
     return notes

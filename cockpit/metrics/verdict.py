@@ -1,7 +1,7 @@
 """The verdict on one metric for one pair of sides: rules in order, and the sentence that says why.
 
 The run is the unit: each gives one value, compared on a logarithmic scale, so that the answer is a ratio. The
-interval is Welch's t (`interval.welch`).
+interval is a cautious Welch's t (`interval.between_runs`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def judge(
     ratio = math.exp(float(b.mean() - a.mean()))
     if min(counts) < 2:
         return _few(metric, second[0], ratio, None, counts)
-    difference, low, high = (float(x) for x in interval.welch(a, b, confidence))
+    difference, low, high = (float(x) for x in interval.between_runs(a, b, confidence))
     ratio, ci = math.exp(difference), (math.exp(low), math.exp(high))
     if min(counts) < MIN_RUNS:
         return _few(metric, second[0], ratio, ci, counts)
