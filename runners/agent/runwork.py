@@ -1,0 +1,383 @@
+"""One run as the agent works it: a small machine of phases, moved on by `step`, that another agent can take over.
+
+What happened is read from the shim's record and its lock, never from the agent's memory, so a run that went on while
+no agent lived is noted as one that was watched:
+
+lock held                            the shim lives: watch it
+free, record ended                   the stage ended, at the record's time
+free, record without a process       nothing was started: start it (again)
+free, record with a process          the shim was killed, or the machine restarted: end what is left, FAILED
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from . import procs, record, shim, states
+from .base import AgentError, boot_id, is_locked, is_no_space
+from .files import Log, tail_lines
+from .queuefile import Queue, RunSpec, Stage
+from .slots import Slot
+from .states import StateLog
+from .unpack import unpack
+
+WAITING, PREPARING, LIVE, SWEEPING, DONE = "waiting", "preparing", "live", "sweeping", "done"
+RETRY_S = 0.5
+SWEEP_S = 10.0  # how long processes may take to vanish after SIGKILL before the queue goes on without them
+START_TRIES = 5
+
+
+class Stopping:
+    """A stop under way: `because` is the state that the run will end in."""
+
+    def __init__(self, because: str, reason: str, wchan: dict[str, str], kill_at: float) -> None:
+        self.because = because
+        self.reason = reason
+        self.wchan = wchan
+        self.kill_at = kill_at
+        self.told = False
+        self.next_kill = kill_at
+
+
+class RunWork:
+    """One run of a queue. `phase` is where it is, `index` its stage, `slot` its turn while the agent holds it."""
+
+    def __init__(self, queue: Queue, spec: RunSpec, log: Log) -> None:
+        self.queue = queue
+        self.spec = spec
+        self.log = log
+        self.dir = queue.run_dir(spec.run)
+        self.out = os.path.join(self.dir, "out")
+        self.spool = os.path.join(self.dir, "spool.log")
+        os.makedirs(self.out, mode=0o700, exist_ok=True)
+        self.states = StateLog(os.path.join(self.dir, "states.jsonl"))
+        self.phase = WAITING
+        self.index = 0
+        self.slot: Slot | None = None
+        self.stopping: Stopping | None = None
+        self._shim: subprocess.Popen[bytes] | None = None
+        self._tries = 0
+        self._next_try = 0.0
+        self._spool_state = "ok"
+        self._ended: dict[str, Any] | None = None
+        self._sweep_until = 0.0
+        self._recover()
+
+    # --- what the queue asks
+
+    @property
+    def stage(self) -> Stage:
+        """The stage it is at."""
+        return self.spec.stages[self.index]
+
+    @property
+    def active(self) -> bool:
+        """Whether it has, or is about to have, processes."""
+        return self.phase in (PREPARING, LIVE, SWEEPING)
+
+    @property
+    def hurried(self) -> bool:
+        """Whether something is about to change: looked at more often then."""
+        return self.phase in (PREPARING, SWEEPING) or (
+            self.phase == LIVE and ("RUNNING", self.stage.stage) not in self.states.seen
+        )
+
+    def pending(self, reason: str) -> None:
+        """Say what a run that has not started waits for, when that changed."""
+        if self.index == 0 and self.states.state in (None, states.PENDING) and reason != self.states.reason:
+            self.states.add(states.PENDING, reason)
+
+    def begin(self, slot: Slot) -> None:
+        """Its turn has come."""
+        self.slot = slot
+        self.phase = PREPARING
+        if self.states.last is None:
+            self.states.add(states.PENDING, "its turn has come")
+        if not any(state == states.STARTING for state, _ in self.states.seen):
+            self.states.add(states.STARTING, stage=self.stage.stage)
+
+    def stop(self, because: str, reason: str, wchan: dict[str, str] | None = None) -> None:
+        """End it: at once where nothing runs, else TERM to its group and KILL after the stage's grace."""
+        if self.phase == DONE or self.stopping is not None:
+            return
+        if self.phase in (WAITING, PREPARING):
+            self._finish(because, reason, {})
+            return
+        if self._ended is not None:
+            if self._goes_on(self._ended["because"]):
+                self._ended.update(because=because, reason=reason)
+            return
+        self.stopping = Stopping(because, reason, wchan or {}, time.monotonic() + self.stage.stop_grace_s)
+        self.states.add(
+            states.STOPPING, reason, stage=self.stage.stage, data={"because": because, "wchan": wchan or {}}
+        )
+
+    def step(self, now: float) -> None:
+        """Look and go on; never waits. `now` is the monotonic clock."""
+        if self.phase == PREPARING and now >= self._next_try:
+            self._prepare(now)
+        elif self.phase == LIVE:
+            self._watch(now)
+        elif self.phase == SWEEPING:
+            self._sweep(now)
+
+    # --- taking over from an agent that was killed
+
+    def _recover(self) -> None:
+        last = self.states.last
+        if last is not None and last["state"] in states.ENDED:
+            self.phase = DONE
+            return
+        known = [i for i in range(len(self.spec.stages)) if os.path.exists(self._record(i))]
+        if known:
+            self.index = known[-1]
+            self.phase = LIVE
+        if last is not None and last["state"] == states.STOPPING:
+            because = last["data"].get("because", states.CANCELLED)
+            wchan = last["data"].get("wchan", {})
+            self.stopping = Stopping(because, last["reason"], wchan, time.monotonic() + self.stage.stop_grace_s)
+            if not known:
+                self._finish(because, last["reason"], {})
+
+    def _record(self, index: int) -> str:
+        return os.path.join(self.dir, "shim.%d.json" % index)
+
+    # --- starting a stage
+
+    def _prepare(self, now: float) -> None:
+        self._next_try = now + RETRY_S
+        try:
+            if self.queue.code:
+                unpack(self.queue.work, self.queue.code)
+            os.makedirs(os.path.join(self.queue.work, "cache"), mode=0o700, exist_ok=True)
+            os.close(os.open(self.spool, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+            self._spawn()
+        except AgentError as error:
+            self._finish(states.FAILED, str(error), {})
+        except OSError as error:
+            if is_no_space(error):
+                self._say_once(states.STARTING, "waits: no space left under %s" % self.queue.work)
+            else:
+                self._finish(states.FAILED, "stage %s cannot be started: %s." % (self.stage.stage, error), {})
+
+    def _spawn(self) -> None:
+        """Make the record, and the shim that inherits its lock and the slot's. Raises OSError."""
+        assert self.slot is not None
+        stage = self.stage
+        fd = record.create(self._record(self.index), record.fresh(stage.stage))
+        try:
+            expand = self.queue.expand
+            task = {
+                "record_fd": fd,
+                "keep_fds": [self.slot.fd],
+                "spool": self.spool,
+                "max_by": self.queue.spool_max_by,
+                "argv": [expand(word, self.spec.run) for word in stage.argv],
+                "env": self.queue.environment(self.spec, stage, dict(os.environ)),
+                "cwd": expand(stage.cwd, self.spec.run) if stage.cwd else self.dir,
+                "grace_s": stage.stop_grace_s,
+                "stage": stage.stage,
+            }
+            self._shim = subprocess.Popen(
+                [*shim.argv(sys.executable), self._record(self.index)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(fd, self.slot.fd),
+                start_new_session=True,
+                cwd="/",
+            )
+            assert self._shim.stdin is not None
+            with contextlib.suppress(BrokenPipeError), self._shim.stdin as pipe:  # broken: seen by the record
+                pipe.write(shim.message(task))
+        finally:
+            os.close(fd)
+        self.slot.tell({"group": self.queue.group, "run": self.spec.run, "pid": self._shim.pid})
+        self.phase = LIVE
+        self._spool_state = "ok"
+
+    # --- watching it
+
+    def _watch(self, now: float) -> None:
+        path = self._record(self.index)
+        if self._shim is not None and self._shim.poll() is not None:
+            self._shim = None
+        alive = is_locked(path)  # before the record is read: what a shim writes last is then seen
+        rec = record.read(path)
+        if rec is not None and rec["ended"]:
+            self._stage_ended(rec)
+        elif not alive:
+            self._shim_gone(rec)
+        elif rec is not None and rec["phase"] == record.RUNNING:
+            self._note_running(rec)
+            self._note_spool(rec)
+            self._watch_limits(rec, now)
+            if self.stopping is not None:
+                self._drive_stop(rec, self.stopping, now)
+
+    def _note_running(self, rec: dict[str, Any]) -> None:
+        if (states.RUNNING, rec["stage"]) not in self.states.seen:
+            self._say_started()
+            self.states.add(states.RUNNING, stage=rec["stage"], t=rec["t_start"], mono=rec["mono_start"])
+
+    def _say_started(self) -> None:
+        if not any(state == states.STARTING for state, _ in self.states.seen):
+            self.states.add(states.STARTING, stage=self.stage.stage)
+
+    def _note_spool(self, rec: dict[str, Any]) -> None:
+        """One word when output is no longer kept, and one when it is again."""
+        if rec["spool_state"] == self._spool_state or self.stopping is not None:
+            return
+        self._spool_state = rec["spool_state"]
+        if self._spool_state == "full":
+            reason = "no space left under %s: output is not kept, the training goes on" % self.queue.work
+        elif self._spool_state == "capped":
+            reason = "the output passed its bound of %d bytes and is not kept from here on; the training goes on"
+            reason %= self.queue.spool_max_by
+        else:
+            reason = "there is space again: output is kept again, %d bytes are missing" % rec["dropped_by"]
+        self._say_once(states.RUNNING, reason)
+
+    def _watch_limits(self, rec: dict[str, Any], now: float) -> None:
+        """Timeout: since the start. Stall: no byte of output for stall_after_s, nor since the start.
+
+        An iteration is output, so a stage that iterates does not stall; nor does one that prints anything at all.
+        """
+        stage = self.stage
+        if self.stopping is not None:
+            return
+        quiet_s = now - (rec["last_output_mono"] or rec["mono_start"])
+        if stage.timeout_s is not None and now - rec["mono_start"] >= stage.timeout_s:
+            self.stop(states.TIMEOUT, "stage %s passed its timeout of %g s" % (stage.stage, stage.timeout_s))
+        elif stage.stall_after_s is not None and quiet_s >= stage.stall_after_s:
+            tail = tail_lines(self.spool)
+            said = "; the last line was: %s" % tail[-1] if tail else ""
+            wchan = {str(p.pid): procs.where(p) for p in self._processes(rec)}
+            reason = "stage %s printed nothing for %g s%s" % (stage.stage, stage.stall_after_s, said)
+            self.stop(states.STALLED, reason, wchan)
+
+    # --- ending it
+
+    def _drive_stop(self, rec: dict[str, Any], stopping: Stopping, now: float) -> None:
+        if not stopping.told:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rec["pid"], signal.SIGUSR1)  # the whole group has the grace, not only its main process
+            stopping.told = procs.signal_group(rec["pgid"], signal.SIGTERM)
+        if now >= stopping.next_kill:
+            stopping.next_kill = now + RETRY_S
+            procs.signal_group(rec["pgid"], signal.SIGKILL)
+            procs.kill(self._processes(rec))
+
+    def _processes(self, rec: dict[str, Any] | None) -> list[procs.Process]:
+        if rec is None:
+            return procs.of_run(None, None, self.out)
+        return procs.of_run(rec["pgid"], rec["child_start_ticks"], self.out)
+
+    def _stage_ended(self, rec: dict[str, Any]) -> None:
+        if rec["error"] is None:
+            self._note_running(rec)
+        else:
+            self._say_started()
+        if self.stopping is not None:
+            because, reason = self.stopping.because, self.stopping.reason
+        elif rec["error"] is not None:
+            because, reason = states.FAILED, "stage %s: %s." % (rec["stage"], rec["error"])
+        elif rec["exit_code"] == 0:
+            because, reason = states.SUCCEEDED, None
+        else:
+            because, reason = (
+                states.FAILED,
+                "stage %s %s" % (rec["stage"], procs.how_it_ended(rec["exit_code"], rec["signal"])),
+            )
+        self._begin_sweep(because, reason, rec)
+
+    def _shim_gone(self, rec: dict[str, Any] | None) -> None:
+        stage = self.stage.stage
+        if rec is not None and rec["child_pid"] is None:
+            self._start_again()
+        elif rec is None:
+            self._begin_sweep(states.FAILED, "the status record of stage %s is damaged" % stage, None)
+        elif rec["boot_id"] != boot_id():
+            self._finish(states.NODE_FAIL, "the server restarted while stage %s ran" % stage, rec)
+        else:
+            rec.update(t_end=None, mono_end=None)
+            because = self.stopping.because if self.stopping is not None else states.FAILED
+            self._begin_sweep(because, "the shim of stage %s was killed, so the stage was ended" % stage, rec)
+
+    def _start_again(self) -> None:
+        """The shim died before it started anything: the stage takes its turn (again)."""
+        if self.stopping is not None:
+            self._finish(self.stopping.because, self.stopping.reason, {})
+            return
+        self._tries += 1
+        if self._tries > START_TRIES:
+            reason = "the shim of stage %s does not start; see agent.log" % self.stage.stage
+            self._finish(states.FAILED, reason, {})
+            return
+        self.phase = WAITING if self.slot is None else PREPARING
+
+    def _begin_sweep(self, because: str, reason: str | None, rec: dict[str, Any] | None) -> None:
+        self._ended = {"because": because, "reason": reason, "rec": rec}
+        self._sweep_until = time.monotonic() + SWEEP_S
+        self.phase = SWEEPING
+        self._sweep(time.monotonic())
+
+    def _sweep(self, now: float) -> None:
+        """End every process that the stage left, so that the next one has the machine to itself; then go on."""
+        assert self._ended is not None
+        rec = self._ended["rec"]
+        left = self._processes(rec)
+        procs.kill(left)
+        if left and now < self._sweep_until:
+            return
+        if left:
+            names = ", ".join("%d %s" % (p.pid, procs.where(p)) for p in left)
+            self.log.say("run %s: processes that do not end: %s" % (self.spec.run, names))
+        because, reason = self._ended["because"], self._ended["reason"]
+        self._ended = None
+        if self._goes_on(because):
+            self.index += 1
+            self._tries = 0
+            self._next_try = 0.0
+            self.phase = WAITING if self.slot is None else PREPARING
+        else:
+            self._finish(because, reason, rec or {})
+
+    def _goes_on(self, because: str) -> bool:
+        """Whether another stage follows one that ended like that."""
+        return because == states.SUCCEEDED and self.index + 1 < len(self.spec.stages)
+
+    def _finish(self, state: str, reason: str | None, rec: dict[str, Any]) -> None:
+        dropped = 0
+        for i in range(len(self.spec.stages)):
+            stage_rec = record.read(self._record(i))
+            dropped += stage_rec["dropped_by"] if stage_rec else 0
+        data = {
+            "tail": tail_lines(self.spool),
+            "wchan": self.stopping.wchan if self.stopping is not None else {},
+            "spool_by": os.path.getsize(self.spool) if os.path.exists(self.spool) else 0,
+            "dropped_by": dropped,
+        }
+        self.states.add(
+            state,
+            reason,
+            stage=rec.get("stage"),
+            exit_code=rec.get("exit_code"),
+            signal=rec.get("signal"),
+            data=data,
+            t=rec.get("t_end"),
+            mono=rec.get("mono_end"),
+        )
+        self.log.say("run %s: %s%s" % (self.spec.run, state, ": " + reason if reason else ""))
+        self.phase = DONE
+        self.stopping = None
+
+    def _say_once(self, state: str, reason: str) -> None:
+        if reason != self.states.reason:
+            self.log.say("run %s: %s" % (self.spec.run, reason))
+            self.states.add(state, reason, stage=self.stage.stage)
