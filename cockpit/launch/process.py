@@ -95,16 +95,20 @@ def _environment(run: RunPlan, server: ServerSpec) -> dict[str, str]:
     if _needs_code(run):
         env["PYTHONDONTWRITEBYTECODE"] = "1"  # the source on the server is read-only and named by its hash
     env.update(server.env)
-    if _needs_code(run):
-        env["PYTHONPATH"] = ":".join(["${CODE_DIR}", *filter(None, [server.env.get("PYTHONPATH")])])
-    return env
+    return _with_code(env) if _needs_code(run) else env
+
+
+def _with_code(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables with the runners' source first on Python's path, before what stood there."""
+    return {**env, "PYTHONPATH": ":".join(filter(None, ["${CODE_DIR}", env.get("PYTHONPATH")]))}
 
 
 def _stage(stage: StagePlan, python: str) -> dict[str, Any]:
     return {
         "stage": stage.stage,
         "argv": _argv(stage, python),
-        "env": dict(stage.env),
+        # A stage's variables go over the run's: a path of its own must not hide the runners' source.
+        "env": _with_code(stage.env) if stage.module_args and "PYTHONPATH" in stage.env else dict(stage.env),
         "cwd": None,
         "timeout_s": stage.timeout_s,
         "stall_after_s": stage.stall_after_s,
@@ -156,7 +160,10 @@ def _render_queue(group: GroupPlan, plan_: QueuePlan, agent: str, code: str) -> 
     yield from shell.write(layout.queue_file(q), layout.document(document))
     yield "# the agent works the queue, detached"
     yield f"{python} {pyz} start {q}"
-    yield "# what it then starts, run by run:"
+    yield "# what it then does, run by run:"
+    if document["code"] is not None:
+        folder = f"{work}/code/{document['code']}"
+        yield from shell.comment(f"[ -d {folder} ] || {python} -m zipfile -e {folder}.zip {folder}")
     for entry in document["runs"]:
         yield from _render_run(entry, document["code"])
     yield f"# how far it is:   {python} {pyz} status {q}"
@@ -172,11 +179,14 @@ def _workdir(plan_: QueuePlan) -> str:
 
 
 def _render_run(entry: Mapping[str, Any], code: str | None) -> Iterator[str]:
-    """The commands of one run, as comments: the agent runs them, and a reader may."""
-    places = f'RUN_DIR="$Q"/runs/{shell.quote(entry["run"])} OUT_DIR="$RUN_DIR"/out CACHE_DIR="$WORK"/cache'
-    yield f"#   {places}" + (f' CODE_DIR="$WORK"/code/{code}' if code else "")
+    """The commands of one run, as comments: the agent does them, and a reader may."""
+    run = shell.quote(entry["run"])
+    places = f'WORK_DIR="$WORK" CACHE_DIR="$WORK"/cache RUN_DIR="$Q"/runs/{run} OUT_DIR="$Q"/runs/{run}/out'
+    yield from shell.comment(places + (f' CODE_DIR="$WORK"/code/{code}' if code else ""))
+    yield from shell.comment('mkdir -p "$CACHE_DIR" "$OUT_DIR"; cd "$RUN_DIR"')
+    yield from shell.comment(f'export EKVI_RUN={run} EKVI_OUT="$OUT_DIR" EKVI_CACHE="$CACHE_DIR" PYTHONUNBUFFERED=1')
     for stage in entry["stages"]:
-        env = entry["env"] | stage["env"]
+        env = entry["env"] | stage["env"] | {"EKVI_STAGE": stage["stage"]}
         words = [f"{name}={shell.fill(value)}" for name, value in env.items()]
         words += [shell.fill(word) for word in stage["argv"]]
-        yield from shell.comment(f'cd "$RUN_DIR" && env {" ".join(words)}  # {stage["stage"]}')
+        yield from shell.comment(f"env {' '.join(words)}")

@@ -70,6 +70,13 @@ def test_the_servers_variables_go_first_but_the_code_stays_on_the_path() -> None
     }
 
 
+def test_a_stages_own_python_path_does_not_hide_the_code() -> None:
+    module = replace(RUN.stages[0], env={"PYTHONPATH": "/stage"})
+    command = replace(COMMAND.stages[0], env={"PYTHONPATH": "/stage"})
+    stages = plan(replace(RUN, stages=(module, command)), SERVER)["stages"]
+    assert [s["env"]["PYTHONPATH"] for s in stages] == ["${CODE_DIR}:/stage", "/stage"]
+
+
 @pytest.mark.parametrize(
     ("vendor", "name"), [("nvidia", "CUDA_VISIBLE_DEVICES"), ("amd", "HIP_VISIBLE_DEVICES"), ("cpu", None)]
 )

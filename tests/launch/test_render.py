@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -88,7 +89,7 @@ def test_the_order_is_that_of_a_launch() -> None:
 def test_a_module_stage_reads_as_one_line() -> None:
     script = render(_group(MODULE), agent=AGENT, code=CODE)
     line = next(line for line in script.splitlines() if "-m runners" in line and line.startswith("#"))
-    assert line.endswith('-m runners --config "${RUN_DIR}"/config.json  # train')
+    assert line.endswith("EKVI_STAGE=train " + sys.executable + ' -m runners --config "${RUN_DIR}"/config.json')
 
 
 def test_files_hold_what_a_launch_would_write(work: str) -> None:
@@ -137,6 +138,27 @@ async def test_run_by_hand_it_runs_the_run_to_its_end(work: str) -> None:
     assert (last["state"], last["exit_code"]) == ("SUCCEEDED", 0), said
     assert said == f"said {[f'{run}/out/made', AWKWARD]} {AWKWARD}\n"
     assert Path(run, "out", "made").exists()
+
+
+def test_its_comments_do_by_hand_what_the_agent_does(work: str) -> None:
+    module = StagePlan(
+        stage="check",
+        argv=(
+            sys.executable,
+            "-c",
+            "import os, runners; assert '/code/' in runners.__file__; print(os.environ['EKVI_STAGE'])",
+        ),
+    )
+    module = replace(module, env={"PYTHONPATH": "${CODE_DIR}"})
+    group = _group(module, COMMAND)
+    script = render(group, agent=build_agent().sha256, code=build_code().sha256)
+    script = re.sub(r"^#   ", "", script, flags=re.M)
+    script = re.sub(r"^.* start .*$", "", script, flags=re.M)
+    done = subprocess.run(["sh"], input=script, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    out = f"{layout.queue_folder(work, group.group, 'k+1')}/runs/g.left.r1/out"
+    assert done.stdout == f"check\nsaid {[f'{out}/made', AWKWARD]} {AWKWARD}\n"
+    assert Path(out, "made").exists()
 
 
 @settings(max_examples=25, deadline=None)
