@@ -1,0 +1,1 @@
+"""Panels of a screen, painted line by line."""

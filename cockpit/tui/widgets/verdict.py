@@ -1,0 +1,52 @@
+"""The comparison's text, to be scrolled."""
+
+from __future__ import annotations
+
+import re
+
+from textual.strip import Strip
+
+from cockpit.tui.widgets.panel import Scroller, strip
+
+_HEADING = re.compile(r"^\S.*:$|^#|^[A-Z][A-Z /-]+$")
+
+
+class VerdictPanel(Scroller):
+    """Lines of text, long ones wrapped."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.border_title = "verdict"
+        self._text = ""
+        self._wrapped: tuple[int, list[str]] = (-1, [])
+
+    def show(self, text: str) -> None:
+        """Take a text and start at its top."""
+        self._text, self._wrapped, self.top = text, (-1, []), 0
+        self.repaint()
+
+    def bounds(self) -> tuple[int, int]:
+        """All lines as they are wrapped at this width."""
+        return 0, len(self._lines(self.size.width))
+
+    def on_resize(self) -> None:
+        """Other lines at another width."""
+        self.go(self.top)
+
+    def rows(self, width: int, height: int) -> list[Strip]:
+        """The lines from `top` on."""
+        plain, bold = self.look("foreground"), self.look("primary", bold=True)
+        shown = self._lines(width)[self.top : self.top + height]
+        return [strip([(line, bold if _HEADING.match(line) else plain)], width, plain) for line in shown]
+
+    def _lines(self, width: int) -> list[str]:
+        if self._wrapped[0] != width:
+            import textwrap
+
+            lines: list[str] = []
+            for line in self._text.splitlines():
+                indent = " " * (len(line) - len(line.lstrip()) + 2)
+                fits = len(line) <= max(1, width)
+                lines += [line] if fits else textwrap.wrap(line, max(20, width), subsequent_indent=indent[:20])
+            self._wrapped = (width, lines)
+        return self._wrapped[1]
