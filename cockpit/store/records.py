@@ -33,6 +33,11 @@ class GroupRecord:
     theme: str = "nord"
     tags: tuple[str, ...] = ()
 
+    @property
+    def all_runs(self) -> tuple[str, ...]:
+        """The group's runs, and those before them that were done again."""
+        return tuple(dict.fromkeys([*self.runs, *(r for q in self.queues for r in q.get("runs", ()))]))
+
     def to_json(self) -> dict[str, Any]:
         """The record as it stands in the group's file, less the schema."""
         return asdict(self)

@@ -287,7 +287,7 @@ class Store:
         kind, ident = self.exact(ident)
         if kind == "run":
             return folders.size(self.root / ident)
-        return sum(folders.size(self.root / run) for run in self.group(ident).runs if self._has_run(run))
+        return sum(folders.size(self.root / run) for run in self.group(ident).all_runs if self._has_run(run))
 
     def tag(self, ident: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> tuple[str, ...]:
         """Add tags to a run, or to a group and all its runs, or take them away; return what it has now.
@@ -377,7 +377,7 @@ class Store:
         """
         self._writable()
         kind, ident = self.exact(ident)
-        runs = [ident] if kind == "run" else [r for r in self.group(ident).runs if self._has_run(r)]
+        runs = [ident] if kind == "run" else [r for r in self.group(ident).all_runs if self._has_run(r)]
         group = ident if kind == "group" else self._group_of(ident)
         with self.lock_group(group) if group else contextlib.nullcontext():
             for run in runs:

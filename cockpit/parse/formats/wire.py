@@ -132,7 +132,8 @@ def _diagnostic(obj: dict[str, Any], ctx: Context) -> Event:
     data = obj.get("data") or {}
     if not isinstance(data, dict):
         raise TypeError
-    if obj["code"] == "model":  # tokens of a step, for the lines of other formats
+    if obj["code"] == "model":
+        ctx.wire_iterations = True  # who says this tells its iterations on the wire too
         ctx.seq_length = _count(data.get("seq_length")) or ctx.seq_length
         ctx.global_batch = _count(data.get("global_batch")) or ctx.global_batch
     return Diagnostic(
