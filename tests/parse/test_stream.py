@@ -117,6 +117,13 @@ def test_a_line_of_megabytes_is_cut_and_the_next_one_is_whole() -> None:
     assert events == whole(long + _iteration_line(2))
 
 
+def test_what_is_cut_off_a_long_line_decides_nothing() -> None:
+    line = _iteration_line(1)[:-1] + b"x" * stream.LONGEST_PIECE_BY + b"@ekvi {}\n"
+    events = whole(line)
+    assert [e.step for e in events if isinstance(e, Iteration)] == [1]
+    assert events == in_cuts(line, [5])
+
+
 def test_a_progress_bar_of_megabytes_does_not_hide_what_follows_it() -> None:
     bar = b"\r 10%|#####     | 100/1000 [00:10<01:30,  9.99it/s]" * 40_000
     (event,) = whole(b"first\n" + bar + b"\r" + _iteration_line(4))
