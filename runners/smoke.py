@@ -113,9 +113,9 @@ def epoch(smoke: Smoke, number: int) -> tuple[float, float]:
     smoke.sampler.set_epoch(number - 1)  # another order each epoch, the same on all ranks
     begin = time.perf_counter()
     losses = []
-    for index, (inputs, labels) in enumerate(smoke.loader):
+    for index, (features, classes) in enumerate(smoke.loader):
         started = time.perf_counter()
-        inputs, labels = inputs.to(smoke.device), labels.to(smoke.device)
+        inputs, labels = features.to(smoke.device), classes.to(smoke.device)
         smoke.optimizer.zero_grad()
         own = nn.functional.cross_entropy(smoke.model(inputs), labels)
         own.backward()
