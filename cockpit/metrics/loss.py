@@ -56,8 +56,8 @@ def _verdict(apart: float | None, tolerance: float | None) -> tuple[str, str]:
         return "unknown", "one side alone"
     if tolerance is None:
         return "unknown", "no side has two repeats to draw a tolerance from"
-    source = "the repeats' own difference" if tolerance > FLOOR else "the floor: repeats differ by less"
-    return ("same" if apart <= tolerance else "differs"), f"tolerance from {source}"
+    source = "what repeats of one side differ by" if tolerance > FLOOR else "the least asked; repeats differ by less"
+    return ("same" if apart <= tolerance else "differs"), source
 
 
 def _final(side: Side) -> float | None:

@@ -173,10 +173,12 @@ def _difference(key: str, facts: Mapping[str, list[dict[str, Any]]], swept: set[
         return None
     seen = {name: _values(key, runs) for name, runs in facts.items()}
     known = [v for v in seen.values() if v]
-    if len(known) == len(seen) and len(set(map(tuple, known))) <= 1:
-        several = len(known[0]) > 1 if known else False
-        if not several or key == "training.seed":  # repeats with seeds of their own, the same on every side
-            return None
+    alike = len(known) == len(seen) and len({json.dumps(v, default=str) for v in known}) <= 1
+    several = bool(known) and len(known[0]) > 1
+    if alike and (
+        not several or key == "training.seed"
+    ):  # repeats may have seeds of their own, the same on each side
+        return None
     mixed = [name for name, values in seen.items() if len(values) > 1]
     absent = [name for name, values in seen.items() if not values]
     if key in swept:
@@ -187,7 +189,7 @@ def _difference(key: str, facts: Mapping[str, list[dict[str, Any]]], swept: set[
         severity = "warning" if severity == "blocking" else severity
         why = f"not recorded for {', '.join(absent)}: it cannot be said whether it was the same"
     elif mixed:
-        severity = "warning" if severity == "info" and not key.startswith("host.") else severity
+        severity = "warning" if alike or (severity == "info" and not key.startswith("host.")) else severity
         why = f"the runs of {', '.join(mixed)} differ among themselves; {why}"
     return {"key": key, "values": {n: _shown(key, v) for n, v in seen.items()}, "severity": severity, "why": why}
 

@@ -328,13 +328,13 @@ def _machine(run: _Run) -> None:
     ticks = run.ticks
     nothing = "no telemetry"
     gpu_memory = telemetry.peak(c["mem_used"] for c in ticks.devices.values())
-    without = nothing if not len(ticks) else "no GPU reports memory" if ticks.devices else "no GPU on this server"
+    without = "no GPU on this server" if run.gpus == 0 else "no GPU reports memory" if ticks.devices else nothing
     run.put("mem_peak_by", gpu_memory, note=without if gpu_memory is None else "largest GPU, whole run")
     host_memory = telemetry.peak([ticks.host["mem_used"]])
     run.put(
         "host_mem_peak_by",
         host_memory,
-        note="memory used on the whole node, other programs included" if host_memory is not None else nothing,
+        note="whole node, other programs included" if host_memory is not None else nothing,
     )
     partly = "" if run.window else "whole run: the log carries no time"
     for name, reading in (

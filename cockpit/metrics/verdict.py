@@ -82,7 +82,7 @@ def _rules(
 ) -> PairVerdict:
     counts = (logs[0].size, logs[1].size)
     seen = f"{words.effect(metric, names[1], ratio)} {words.runs(counts)}"
-    band = words.percent(1 + within)
+    band = words.bound(within)
     flat = not any(float(interval.variance(x)) for x in logs)
     caution = " No side varies at all between its runs: check that they are not copies." if flat else ""
     if ci[0] > 1 or ci[1] < 1:
@@ -113,13 +113,12 @@ def needed(logs: tuple[interval.Floats, interval.Floats], effect: float, within:
     to_differ = _plan(spread, abs(effect), present)
     room = math.log1p(within) - abs(effect)
     to_agree = _plan(spread, room, present) if room > 0 else None
-    plans = [(to_differ, words.percent(math.exp(abs(effect)))), (to_agree, f"that they are within {_band(within)}")]
+    plans = [
+        (to_differ, words.percent(math.exp(abs(effect)))),
+        (to_agree, f"that they are within {words.bound(within)}"),
+    ]
     known = [(n, what) for n, what in plans if n is not None]
     return min(known) if known else (None, "")
-
-
-def _band(within: float) -> str:
-    return words.percent(1 + within)
 
 
 def _plan(spread: float, distance: float, present: int) -> int | None:

@@ -43,6 +43,11 @@ def percent(ratio: float, *, signed: bool = False, fine: bool = False) -> str:
     return f"{text} %"
 
 
+def bound(within: float) -> str:
+    """What counts as the same, `1 %`."""
+    return f"{100 * within:g} %"
+
+
 def interval(ci: tuple[float, float]) -> str:
     """`the 95 % interval from -0.8 % to +1.6 %`."""
     fine = min(abs(ci[0] - 1), abs(ci[1] - 1)) < 0.001
