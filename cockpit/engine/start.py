@@ -125,8 +125,8 @@ async def launch(
     packages = await asyncio.to_thread(_packages)
     hosts = {q.key: connect(q.address) for q in group.queues}
     try:
-        facts = {q.key: await _facts(hosts[q.key], packages.code.sha256) for q in group.queues}
         handles = {q.key: await _handle(group, q, hosts[q.key]) for q in group.queues}
+        facts = {k: await _facts(hosts[k], h["python"], packages.code.sha256) for k, h in handles.items()}
         record = await asyncio.to_thread(_write, store, group, list(handles.values()), facts, theme, replaced)
         for queue in group.queues:
             try:
@@ -185,12 +185,12 @@ async def _start_queue(
     await asyncio.wait_for(deploy.start(host, q, handle["python"]), _TIMEOUT_S)
 
 
-async def _facts(host: Host, code_sha256: str) -> dict[str, Any]:
+async def _facts(host: Host, python: str, code_sha256: str) -> dict[str, Any]:
     """What is known of a server before the start, for the runs' provenance."""
     from cockpit import __version__
     from cockpit.hosts.probe import facts
 
-    known = await asyncio.wait_for(facts(host), _TIMEOUT_S)
+    known = await asyncio.wait_for(facts(host, python), _TIMEOUT_S)
     return {"cockpit": __version__, "code_sha256": code_sha256, "host": known}
 
 

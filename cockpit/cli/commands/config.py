@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cockpit.cli.tables import print_table
 from cockpit.core.errors import ConfigError, Exit
@@ -65,8 +65,8 @@ def servers_list(args: argparse.Namespace) -> int:
             "name": s.name,
             "address": s.address,
             "vendor": s.vendor,
-            "slots": s.slots,
             "where": "yours" if s.user else "shipped",
+            "problem": s.problem,
         }
         for s in find_servers()
     ]
@@ -83,9 +83,9 @@ def servers_add(args: argparse.Namespace) -> int:
     return int(Exit.OK)
 
 
-def _rows(args: argparse.Namespace, rows: Sequence[dict[str, object]], empty: str) -> int:
+def _rows(args: argparse.Namespace, rows: Sequence[Mapping[str, object]], empty: str) -> int:
     if args.output == "json":
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        sys.stdout.write(json.dumps([dict(r) for r in rows], indent=2) + "\n")
     else:
         print_table(rows, empty)
     return int(Exit.OK)

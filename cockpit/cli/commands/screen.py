@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cockpit.engine.observer import Session
 
 
 def screen(args: argparse.Namespace) -> int:
@@ -13,7 +17,7 @@ def screen(args: argparse.Namespace) -> int:
     return run_app(None, demo=_demo)
 
 
-def _demo() -> object:
+def _demo() -> Session:
     from cockpit.cli.commands.follow import session_of
 
     return session_of(argparse.Namespace(id="demo", speed=None, runs_dir=None))[1]
