@@ -49,9 +49,7 @@ def run(context: Context) -> Outcome:
     """Train as configured. ConfigurationError before any work for what cannot run, RunnerError for what failed."""
     config, process = context.config, context.process
     backend = select(config.training.backend)
-    grid.check(config.training.parallel, process)
     backend.check(config)
-    _check_rates(config)
     backend.start(config.training)
     index = None
     if process.local_rank == 0:  # before the group forms: the others of this node wait there for the index
@@ -181,17 +179,6 @@ def _vocab(config: RunConfig, entry: Entry) -> int:
             every_rank=True,
         )
     return flops.padded_vocab(wanted, config.model.vocab_multiple, config.training.parallel.tensor)
-
-
-def _check_rates(config: RunConfig) -> None:
-    training = config.training
-    if training.schedule == "cosine" and training.min_learning_rate > training.learning_rate:
-        raise ConfigurationError(
-            f"training.min_learning_rate={training.min_learning_rate:g} is above"
-            f" training.learning_rate={training.learning_rate:g}.",
-            hint="Set training.min_learning_rate to at most the learning rate.",
-            every_rank=True,
-        )
 
 
 def _introduce(context: Context, backend: Backend, entry: Entry, vocab: int) -> None:

@@ -21,8 +21,12 @@ def run(context: Context) -> Outcome:
 
         return smoke.run(context)
     require("torch", "megatron.core", "tokenizers")
-    from runners.data import quiet
+    from runners.data import prepare, quiet
+    from runners.megatron import grid
 
+    grid.check(context.config.training.parallel, context.process)
+    if context.process.local_rank == 0:  # what is missing is said before seconds of imports; train looks again
+        prepare.find(context.config.data, context.folders.cache)
     quiet.silence()  # before the import that speaks
     from runners.megatron import train
 

@@ -145,9 +145,7 @@ def test_without_config_the_words_are_composed(place: Place) -> None:
 def test_a_resolved_configuration_needs_neither_hydra_nor_yaml(place: Place) -> None:
     command = place.command({"runner": {"name": "smoke"}}, "stage=data")
     command[1:1] = ["-X", "importtime"]
-    done = subprocess.run(
-        command, env=place.environment(), capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run(command, env=place.environment(), capture_output=True, text=True, timeout=60, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "pydantic" in imported
     assert not imported & {"hydra", "omegaconf", "yaml", "torch", "numpy", "megatron", "tokenizers"}
