@@ -54,11 +54,10 @@ def columns(journal: Path, *, cache: bool = True) -> Columns:
     return table
 
 
-def _table(blocks: list[list[tuple[Any, ...]]]) -> Columns:
+def _table(blocks: list[NDArray[np.float64]]) -> Columns:
     import numpy as np
 
-    parts = [np.array(rows, dtype=np.float64) for rows in blocks if rows]  # None becomes NaN
-    whole = np.concatenate(parts) if parts else np.empty((0, len(NAMES)))
+    whole = np.concatenate([np.empty((0, len(NAMES))), *blocks])
     return {name: np.ascontiguousarray(whole[:, i]) for i, name in enumerate(NAMES)}
 
 
@@ -67,7 +66,7 @@ def _load(copy: Path, mark: list[int]) -> Columns | None:
     import numpy as np
 
     try:
-        with np.load(copy, allow_pickle=False) as stored:
+        with copy.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if stored["mark"].tolist() != mark:
                 return None
             found = {name: stored[name] for name in NAMES}
@@ -85,7 +84,7 @@ def _save(copy: Path, mark: list[int], table: Columns) -> None:
     write_atomic(copy, out.getvalue())
 
 
-def _blocks(journal: Path) -> Iterator[list[tuple[Any, ...]]]:
+def _blocks(journal: Path) -> Iterator[NDArray[np.float64]]:
     """Rows of the iterations, block by block: a block is decoded as one JSON array, which is the fastest way."""
     done = 0  # lines before this block
     try:
@@ -95,35 +94,35 @@ def _blocks(journal: Path) -> Iterator[list[tuple[Any, ...]]]:
                 data = rest + data
                 stop = data.rfind(b"\n") + 1
                 block, rest = data[:stop], data[stop:]
-                if block:
-                    yield _rows(journal, block, done)
-                    done += block.count(b"\n")
+                lines = [line for line in block.split(b"\n") if _MARK in line]
+                if lines:
+                    yield _rows(journal, block, lines, done)
+                done += block.count(b"\n")
     except OSError as error:
         raise explain(error, "read", journal) from error
 
 
-def _rows(journal: Path, block: bytes, done: int) -> list[tuple[Any, ...]]:
-    lines = [line for line in block.split(b"\n") if _MARK in line]
+_HARM = (ValueError, KeyError, TypeError, RecursionError, OverflowError)
+
+
+def _rows(journal: Path, block: bytes, lines: list[bytes], done: int) -> NDArray[np.float64]:
+    """`lines` are those of `block` that may be iterations; `done` is the number of lines before it."""
     try:
-        return [_row(o) for o in json.loads(b"[" + b",".join(lines) + b"]") if o["type"] == "iteration"]
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-        return _rows_one_by_one(journal, block, done)
-
-
-def _row(o: dict[str, Any]) -> tuple[Any, ...]:
-    get = o.get
-    return (o["step"], get("loss"), get("step_s"), get("tokens"), get("samples"), get("t"))
-
-
-def _rows_one_by_one(journal: Path, block: bytes, done: int) -> list[tuple[Any, ...]]:
-    """The same, line by line, to name the line that is damaged."""
-    rows = []
-    for number, line in enumerate(block.split(b"\n"), done + 1):
+        return _array(json.loads(b"[" + b",".join(lines) + b"]"))
+    except _HARM:
+        pass
+    for number, line in enumerate(block.split(b"\n"), done + 1):  # once more, to name the line that is damaged
         if _MARK in line:
             try:
-                o = json.loads(line)
-                if o["type"] == "iteration":
-                    rows.append(tuple(None if v is None else float(v) for v in _row(o)))
-            except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+                _array([json.loads(line)])
+            except _HARM:
                 raise damaged(journal, number) from None
-    return rows
+    raise damaged(journal, done + 1)
+
+
+def _array(records: list[dict[str, Any]]) -> NDArray[np.float64]:
+    """[iterations, NAMES]; None becomes NaN."""
+    import numpy as np
+
+    rows = [(o["step"], *map(o.get, NAMES[1:])) for o in records if o["type"] == "iteration"]
+    return np.array(rows, dtype=np.float64).reshape(-1, len(NAMES))
