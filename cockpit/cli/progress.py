@@ -59,6 +59,12 @@ def ending(state: RunState) -> str:
     return " ".join(words)
 
 
+def last_lines(event: StateChange) -> list[str]:
+    """The last lines that a run printed before it failed, for people: wire lines say nothing to them."""
+    tail = (event.data or {}).get("tail") or []
+    return [f"  | {line}" for line in tail if "@ekvi " not in line]
+
+
 class Bars:
     """One bar a run, with step, loss, tokens/s, and the group's ETA."""
 
@@ -102,7 +108,8 @@ class Bars:
             ended = sum(s.state.ended for s in self._states.values())
             progress.update(self._eta, completed=ended)
             if event.state.failed:
-                progress.console.print(f"{title(state)}: {ending(state)}", style="red", markup=False)
+                words = "\n".join([f"{title(state)}: {ending(state)}", *last_lines(event)])
+                progress.console.print(words, style="red", markup=False, highlight=False)
         if isinstance(event, Diagnostic) and event.level == "error":
             progress.console.print(f"{title(state)}: {event.message}", style="red", markup=False)
         if isinstance(event, Iteration):
@@ -153,7 +160,8 @@ class Plain:
         if isinstance(event, StateChange):
             stage = f" {event.stage}" if event.stage and not event.state.ended else ""
             words = ending(state) if event.state.ended else event.state.value + stage
-            self._say(f"{title(state)}: {words}")
+            tail = last_lines(event) if event.state.failed else []
+            self._say("\n".join([f"{title(state)}: {words}", *tail]))
         elif isinstance(event, Diagnostic) and event.level in ("warning", "error"):
             self._say(f"{title(state)}: {event.level}: {event.message}")
         elif isinstance(event, Iteration) and self._due(run, event):

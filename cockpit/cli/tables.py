@@ -12,7 +12,7 @@ def print_table(rows: Sequence[Mapping[str, object]], empty: str) -> None:
     if not rows:
         sys.stderr.write(empty + "\n")
         return
-    heads = list(rows[0])
+    heads = [h for h in rows[0] if any(row[h] is not None for row in rows)]  # a column without a value says nothing
     cells = [[_cell(row[h]) for h in heads] for row in rows]
     widths = [max(len(head), *(len(row[i]) for row in cells)) for i, head in enumerate(heads)]
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

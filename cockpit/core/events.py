@@ -136,7 +136,11 @@ class Stage(_Base):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateChange(_Base):
-    """A run changed its state."""
+    """A run changed its state.
+
+    `data` is what the agent adds at an end: `tail` (the last lines of output), `wchan` (what each process waited in),
+    `spool_by` and `dropped_by` (bytes kept and not kept); None elsewhere.
+    """
 
     type: ClassVar[str] = "state"
     state: State
@@ -144,15 +148,17 @@ class StateChange(_Base):
     exit_code: int | None = None
     signal: int | None = None
     stage: str | None = None
+    data: Mapping[str, Any] | None = None
 
     def _body(self) -> dict[str, Any]:
-        return {
+        out: dict[str, Any] = {
             "state": self.state.value,
             "reason": self.reason,
             "exit_code": self.exit_code,
             "signal": self.signal,
             "stage": self.stage,
         }
+        return out if self.data is None else {**out, "data": dict(self.data)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +223,7 @@ def from_json(obj: Mapping[str, Any]) -> Event:
             exit_code=obj.get("exit_code"),
             signal=obj.get("signal"),
             stage=obj.get("stage"),
+            data=obj.get("data"),
             **head,
         )
     if kind == "artifact":

@@ -95,13 +95,14 @@ class QueuePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """All runs launched together. `profile` is a name, `overrides` the user's words."""
+    """All runs launched together. `profile` is a name, `overrides` the user's words, `theme` colours its faces."""
 
     group: str
     profile: str
     overrides: tuple[str, ...]
     servers: Mapping[str, ServerSpec]
     queues: tuple[QueuePlan, ...]
+    theme: str = "nord"
 
     @property
     def runs(self) -> tuple[RunPlan, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,8 @@ async def plan(wish: Wish, connect: Connect) -> GroupPlan:
     if vendors:
         found = await asyncio.to_thread(_load, load, wish, vendors)
     now = datetime.now(UTC)
-    return make_plan(found, group=group_id(wish.profile, now), repeats=wish.repeats, stage=wish.stage)
+    made = make_plan(found, group=group_id(wish.profile, now), repeats=wish.repeats, stage=wish.stage)
+    return dataclasses.replace(made, theme=found.base.theme.name)
 
 
 def _load(load: Callable[..., Any], wish: Wish, vendors: Mapping[str, str] | None) -> Any:
@@ -113,7 +115,6 @@ async def launch(
     store: Store,
     connect: Connect,
     *,
-    theme: str = "nord",
     replaced: Mapping[str, str] | None = None,
 ) -> GroupRecord:
     """Write the group to the store, put its queues on the servers and start their agents.
@@ -127,7 +128,7 @@ async def launch(
     try:
         handles = {q.key: await _handle(group, q, hosts[q.key]) for q in group.queues}
         facts = {k: await _facts(hosts[k], h["python"], packages.code.sha256) for k, h in handles.items()}
-        record = await asyncio.to_thread(_write, store, group, list(handles.values()), facts, theme, replaced)
+        record = await asyncio.to_thread(_write, store, group, list(handles.values()), facts, replaced)
         for queue in group.queues:
             try:
                 await _start_queue(hosts[queue.key], group, queue, handles[queue.key], packages)
@@ -199,13 +200,12 @@ def _write(
     group: GroupPlan,
     queues: Sequence[Mapping[str, Any]],
     facts: Mapping[str, Mapping[str, Any]],
-    theme: str,
     replaced: Mapping[str, str] | None,
 ) -> GroupRecord:
     totals = {r.run: planned_total(r.config) for r in group.runs}
     if replaced is not None:
         return store.extend(group, facts, replaced=replaced, queues=queues, totals=totals)
-    return store.create(group, facts, queues=queues, totals=totals, theme=theme)
+    return store.create(group, facts, queues=queues, totals=totals, theme=group.theme)
 
 
 def _note(store: Store, runs: Sequence[RunPlan], state: State, reason: str) -> None:

@@ -34,6 +34,7 @@ def _change(line: bytes) -> StateChange | None:
         exit_code=_integer(obj.get("exit_code")),
         signal=_integer(obj.get("signal")),
         stage=_text(obj.get("stage")),
+        data=obj.get("data") if isinstance(obj.get("data"), dict) else None,
         t=_seconds(obj.get("t")),
         agent_seq=_integer(obj.get("agent_seq")),
     )
