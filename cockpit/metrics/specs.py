@@ -22,7 +22,7 @@ _ALIASES: tuple[tuple[str, str], ...] = (
     (r"h100 pcie", "H100 PCIe"),
     (r"h100 nvl", "H100 NVL"),
     (r"h200|h200 sxm5?( 141gb)?", "H200 SXM"),
-    (r"h200 nvl", "H200 NVL"),
+    (r"h200 nvl( 141gb)?", "H200 NVL"),
     (r"b200( sxm)?( 180gb)?", "B200 (HGX/DGX)"),
     (r"gb200", "GB200 (per GPU)"),
     (r"b300( sxm6?)?( ac)?( 270gb)?", "B300 (HGX)"),
@@ -124,7 +124,8 @@ def published(model: str, gpu: str | None, sequence_length: int | None) -> list[
     for row in _published():
         speed = _number(row["tokens_s_gpu"])
         same_length = sequence_length is None or _number(row["seq_len"]) == sequence_length
-        same_gpu = _normal(row["gpu"]).split()[:1] == [family]
+        other = gpu_spec(row["gpu"])
+        same_gpu = other.name == spec.name if other else _normal(row["gpu"]).split()[:1] == [family]
         if speed is None or not same_length or not same_gpu or _model_key(row["model"]) != _model_key(model):
             continue
         out.append(
