@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from runners.explain import Document, Keys, Source, explain, keys_below, show
+from runners.explain import Document, Keys, Source, explain, keys_below, list_for_keys, shape_problem, show
 from runners.schema import RunConfig
 from runners.words import MARK, ComposeError, Origin, Word, check_key, did_you_mean, parse
 
@@ -160,6 +160,11 @@ class Composer:
         known = self._known(name)
         chosen = {w.choice: w for w in words if w.is_group}
         beneath = [w for w in chosen.values() if w.choice not in known and w.kind == "set"]
+        for word in beneath:
+            if word.choice.replace(MARK, "") in known:
+                raise word.error(
+                    "Hydra cannot replace the file of a server whose name begins with a digit.", "Use --servers NAME."
+                )
         below = [f"+{w.choice}={w.text}" for w in beneath]
         over = [_group(w, known) for w in chosen.values() if w not in beneath]
         draft = Document(name, {}, tuple(words), tuple(self._all_files(name)))
@@ -231,6 +236,10 @@ class Composer:
         if name is None:
             return frozenset()
         draft = Document(name, {}, (), tuple(self._all_files(name)))
+        for source in draft.sources:
+            problem = shape_problem(source.path)
+            if problem:
+                raise problem
         with self._translated(draft):
             return frozenset(self._defaults(name, ()).overrides.known_choices)
 
@@ -301,6 +310,10 @@ class Composer:
         for word in draft.words:
             if word.kind == "delete" and word.is_group and f"Could not delete '{word.choice}" in text:
                 return word.error(f"there is nothing to delete: this profile's defaults list has no {word.choice}.")
+        for source in draft.sources if "Cannot merge" in text else ():
+            listed = list_for_keys(source.path, self.groups)
+            if listed:
+                return ComposeError(f"{listed[0]} must be keys, not a list.", file=source.path, line=listed[1])
         for pattern, message, hint in _COMPOSITION:
             found = re.search(pattern, text)
             if found:

@@ -66,13 +66,20 @@ class Document:
         below = (w for w in reversed(self.words) if not w.is_group and w.kind != "delete")
         return next((w for w in below if keys and len(w.path) > len(keys) and w.path[: len(keys)] == keys), None)
 
-    def place(self, keys: Keys) -> tuple[Path, int] | None:
-        """File and line of the last file that says `keys`, else of the longest part of them, else of their group."""
-        for length in range(len(keys), 0, -1):
+    def place(self, *wanted: Keys) -> tuple[Path, int] | None:
+        """File and line that say the first of the wanted keys that one says, the last file before the others.
+
+        Where none says any, of the longest part of the first, else of the file of its group.
+        """
+        for keys in wanted:
             for source in reversed(self.sources):
-                if len(source.package) >= length and length < len(keys):
-                    continue
-                line = source.line(keys[:length])
+                line = source.line(keys)
+                if line is not None:
+                    return source.path, line
+        keys = wanted[0]
+        for length in range(len(keys) - 1, 0, -1):
+            for source in reversed(self.sources):
+                line = source.line(keys[:length]) if len(source.package) < length else None
                 if line is not None:
                     return source.path, line
         owners = [s for s in self.sources if s.package == keys[: len(s.package)]]
@@ -85,8 +92,7 @@ class Document:
             word = self.word_for(key) or self._word_below(key)
             if word is not None:
                 return word.error(message, hint)
-        places = [place for key in wanted if (place := self.place(key))]
-        file, line = places[0] if places else (None, None)
+        file, line = self.place(*wanted) or (None, None)
         return ComposeError(message, hint=hint, file=file, line=line)
 
 
@@ -152,6 +158,30 @@ def keys_below(source: Source, keys: Keys) -> list[str]:
             return []
         node = found[1]
     return [str(k.value) for k, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+
+
+def shape_problem(path: Path) -> ComposeError | None:
+    """What is wrong with the shape of a profile's file: keys at its top, and a list under `defaults`."""
+    root = _tree(path)
+    if root is None:
+        return None
+    if not isinstance(root, yaml.MappingNode):
+        return ComposeError("a list or a text stands where keys should be.", file=path, line=root.start_mark.line + 1)
+    found = _child(root, "defaults")
+    if found and not isinstance(found[1], yaml.SequenceNode):
+        return ComposeError(
+            "defaults must be a list.", hint="Write a line for each: `- model: tiny`.", file=path, line=found[0]
+        )
+    return None
+
+
+def list_for_keys(path: Path, names: Iterable[str]) -> tuple[str, int] | None:
+    """The first of `names` under which a file has a list where keys should be, and its line."""
+    for name in sorted(names):
+        found = _child(_tree(path), name)
+        if found and isinstance(found[1], yaml.SequenceNode):
+            return name, found[0]
+    return None
 
 
 # -- pydantic's errors --------------------------------------------------------------------------------------------
@@ -242,15 +272,23 @@ def _sentence(
 def _unknown(keys: Keys, schema: type[BaseModel], document: Document) -> tuple[str, str | None]:
     if "." in keys[-1]:
         return f"unknown key {keys[-1]!r}: in a file a key with dots is one name.", "Nest it: a line a level."
-    message = unknown_key(keys, ["*"], schema)
-    runner = document.data.get("runner")
-    if keys[0] == "runner" and isinstance(runner, Mapping):
-        message = f"{message[:-1]} of the runner {runner.get('name')}."
-    return message, near_key(keys, len(keys) - 1, schema)
+    hint = near_key(keys, len(keys) - 1, schema)
+    if keys[0] == "runner" and (hint or "").endswith(f"{'.'.join(keys)!r}?"):
+        name = show(_value(document.data, ("runner", "name")))
+        return f"{'.'.join(keys)} is no key of the runner {name}.", "Another runner has it: choose it by runner=NAME."
+    return unknown_key(keys, ["*"], schema), hint
+
+
+def _value(data: Any, keys: Keys) -> Any:
+    for key in keys:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data
 
 
 def _choice(key: str, known: Sequence[str], value: Any) -> tuple[str, str | None]:
-    return f"{key} must be one of {', '.join(known)}, not {show(value)}.", did_you_mean(str(value), known)
+    message = f"{key} must be one of {', '.join(known)}, not {show(value)}."
+    close = did_you_mean(str(value), known) or ""
+    return message, close if close.startswith("Did") else None
 
 
 def show(value: Any) -> str:

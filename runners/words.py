@@ -96,8 +96,10 @@ class Word:
 
     @property
     def choice(self) -> str:
-        """A group's key as a defaults list names it, `group@package`."""
-        return f"{self.key}@{self.package}" if self.package is not None else self.key
+        """A group's key as a defaults list names it: `group@package`, or `group` where that is its own place."""
+        if self.package is None or self.package == self.key.replace("/", "."):
+            return self.key
+        return f"{self.key}@{self.package}"
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -207,11 +209,11 @@ def near_key(path: tuple[str, ...], depth: int, schema: type[BaseModel]) -> str 
     keys = list(all_keys(schema))
     parent = path[:depth]
     siblings = sorted({key[depth] for key in keys if len(key) > depth and _fits(key[:depth], parent)} - {"*"})
-    close = difflib.get_close_matches(path[depth], siblings, n=1, cutoff=0.6)
-    if close:
-        return f"Did you mean {'.'.join((*parent, close[0]))!r}?"
     leaf = path[-1]
     exact = [".".join(key) for key in keys if key[-1] == leaf and "*" not in key]
+    close = difflib.get_close_matches(path[depth], siblings, n=1, cutoff=0.8 if exact else 0.6)
+    if close:
+        return f"Did you mean {'.'.join((*parent, close[0]))!r}?"
     if exact:
         return f"Did you mean {' or '.join(repr(key) for key in exact[:3])}?"
     if depth == 0:

@@ -56,7 +56,7 @@ def load(
 
 def problems(profile: str, overrides: Sequence[str]) -> list[ConfigError]:
     """See cockpit.config.validate_all."""
-    path = profile_path(profile)
+    profile_path(profile)
     try:
         load(profile, overrides, servers=None, multirun=True, detect={})
     except ConfigError as first:
@@ -68,7 +68,6 @@ def problems(profile: str, overrides: Sequence[str]) -> list[ConfigError]:
         except ConfigError:
             found = []
         return [_translated(error) for error in found] or [first]
-    assert path.is_file()
     return []
 
 
@@ -158,9 +157,8 @@ class _Loader:
         for word in words:
             path = tuple(word.package.replace("$", "").split(".")) if word.package else word.path
             if path[0] == "servers" and len(path) > 1 and path[1] not in known and word.kind != "delete":
-                raise word.error(
-                    f"there is no server {path[1]!r}.", did_you_mean(path[1], known) or "Put a + before to add one."
-                )
+                near = did_you_mean(path[1], known) or "The profile has none."
+                raise word.error(f"there is no server {path[1]!r}.", f"{near} Put a + before the word to add one.")
 
     def _selected(self, written: Mapping[str, Server]) -> list[str]:
         names = list(self.wanted) if self.wanted is not None else list(written)
@@ -264,7 +262,7 @@ def _hint_server_field(item: Addressed, head: str) -> None:
     first = head.split(".", 1)[0]
     if first in Server.model_fields and first not in Profile.model_fields:
         raise item.origin.error(
-            f"{first} is a key of the server.", f"Write servers.{item.server}.{item.text} without a prefix."
+            f"{first} is a key of the server itself.", f"Write servers.{item.server}.{head}=VALUE, without a prefix."
         )
 
 

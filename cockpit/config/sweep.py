@@ -87,13 +87,13 @@ def _prefix(word: Word) -> str:
 
 def _values(word: Word) -> list[tuple[str, str]]:
     """What a sweep runs through: each value in Hydra's grammar, and as text to show."""
-    if not word.is_group and word.path[0] in GROUP_KEYS:
+    if word.path[0] in GROUP_KEYS:
         raise word.error(f"{word.key} is of the whole group and cannot vary in it.")
     if word.override.is_interval_sweep():
         raise word.error(
             "interval() names no values to run.", "Write choice(A,B,...) or range(START,STOP,STEP) instead."
         )
-    if str(word.override.value_type.name) == "GLOB_CHOICE_SWEEP" and not word.is_group:
+    if word.override.value_type.name == "GLOB_CHOICE_SWEEP" and not word.is_group:
         raise word.error(f"glob() chooses files of a config group, and {word.key} is none.")
     try:
         out = [(_grammar(word, value), _shown(word, value)) for value in _iterate(word)]

@@ -51,6 +51,7 @@ def make_plan(resolved: Resolved, *, group: str, repeats: int | None = None, sta
         profile=resolved.name,
         overrides=resolved.overrides,
         servers=specs,
+        theme=resolved.base.theme.name,
         queues=tuple(_queue(keys[key], members, specs) for key, members in queues.items()),
     )
 

@@ -1,0 +1,142 @@
+"""Plans: turns, queues, stages; and the exact plan of duel-local."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cockpit.config import load
+from cockpit.core.errors import ConfigError
+from cockpit.core.records import GroupPlan
+from cockpit.plan import make_plan
+from tests.config.helpers import write
+
+GOLDEN = Path(__file__).parent / "golden" / "duel-local.json"
+
+
+def test_the_plan_of_duel_local() -> None:
+    plan = make_plan(load("duel-local"), group="20260131-093000-duel-local-4f2a")
+    assert json.loads(json.dumps(asdict(plan))) == json.loads(GOLDEN.read_text())
+
+
+def _turns(plan: GroupPlan) -> list[list[tuple[str, int, str]]]:
+    return [[(r.server, r.repeat, r.sweep.get("training.seed", "")) for r in q.runs] for q in plan.queues]
+
+
+def test_servers_of_one_slot_take_turns_through_points_and_repeats() -> None:
+    found = load("duel-local", ["training.seed=1,2"], multirun=True)
+    assert _turns(make_plan(found, group="g", repeats=2)) == [
+        [(s, r, p) for r in (0, 1) for p in ("1", "2") for s in ("left", "right")]
+    ]
+
+
+def test_machines_and_slots_have_queues_of_their_own() -> None:
+    write("mine.yaml", "servers:\n  a: {}\n  b: {address: h1}\n  c: {address: h1, slot: two}\n  d: {address: h1}\n")
+    plan = make_plan(load("mine"), group="g", repeats=1)
+    assert {q.key: [r.server for r in q.runs] for q in plan.queues} == {
+        "local-default": ["a"],
+        "h1-default": ["b", "d"],
+        "h1-two": ["c"],
+    }
+
+
+def test_queues_that_would_have_one_name_get_two() -> None:
+    write("mine.yaml", "servers:\n  a: {address: h.1}\n  b: {address: h-1}\n  c: {address: h-1, workdir: /w}\n")
+    keys = [q.key for q in make_plan(load("mine"), group="g").queues]
+    assert len(set(keys)) == 3
+    assert keys == [q.key for q in make_plan(load("mine"), group="other").queues]
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(["local", "h1", "h2"]), min_size=1, max_size=4), st.integers(1, 4), st.integers(1, 3))
+def test_every_run_is_there_once_and_no_server_is_ahead_by_more_than_one(
+    addresses: list[str], repeats: int, seeds: int
+) -> None:
+    lines = [f"  s{i}: {{address: {a}, vendor: cpu}}" for i, a in enumerate(addresses)]
+    write("mine.yaml", "servers:\n" + "\n".join(lines) + "\n")
+    found = load("mine", [f"training.seed=range(0,{seeds})"], multirun=True)
+    plan = make_plan(found, group="g", repeats=repeats)
+    assert len({r.run for r in plan.runs}) == len(plan.runs) == len(addresses) * repeats * seeds
+    for queue in plan.queues:
+        done = {r.server: 0 for r in queue.runs}
+        for run in queue.runs:
+            done[run.server] += 1
+            assert max(done.values()) - min(done.values()) <= 1
+
+
+def test_repeats_default_to_five_for_a_duel_and_one_alone() -> None:
+    write("one.yaml", "servers: {a: {}}\n")
+    write("two.yaml", "servers: {a: {}, b: {}}\n")
+    assert len(make_plan(load("one"), group="g").runs) == 1
+    assert len(make_plan(load("two"), group="g").runs) == 10
+    assert len(make_plan(load("duel-local"), group="g").runs) == 6
+    assert len(make_plan(load("duel-local", servers=["left"]), group="g").runs) == 3
+
+
+@pytest.mark.parametrize("repeats", [0, -1])
+def test_no_repeats_are_refused(repeats: int) -> None:
+    with pytest.raises(ConfigError, match="repeats must be at least 1"):
+        make_plan(load("duel-local"), group="g", repeats=repeats)
+
+
+@pytest.mark.parametrize(
+    ("stage", "stages"),
+    [("all", ["data", "train", "wrap"]), ("train", ["train"]), ("purge", ["purge"]), ("calibrate", ["calibrate"])],
+)
+def test_exactly_the_stages_asked_for(stage: str, stages: list[str]) -> None:
+    plan = make_plan(load("duel-local"), group="g", stage=stage)
+    assert [s.stage for s in plan.runs[0].stages] == stages
+    assert all(s.module_args[-1] == f"stage={s.stage}" for s in plan.runs[0].stages)
+
+
+def test_an_unknown_stage_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'train'"):
+        make_plan(load("duel-local"), group="g", stage="trian")
+
+
+def test_only_the_training_has_many_processes() -> None:
+    found = load("duel-local", ["training.parallel.tensor=2", "training.parallel.data=2"])
+    assert [(s.stage, s.processes) for s in make_plan(found, group="g").runs[0].stages] == [
+        ("data", 1),
+        ("train", 4),
+        ("wrap", 1),
+    ]
+    assert [s.processes for s in make_plan(load("smoke-local"), group="g").runs[0].stages] == [2]
+
+
+def test_a_command_is_one_stage_with_its_own_argv() -> None:
+    write(
+        "mine.yaml",
+        "runner: {name: command, argv: [echo, '${RUN}']}\n".replace("${RUN}", "hi") + "servers: {a: {}}\n",
+    )
+    (stage,) = make_plan(load("mine"), group="g").runs[0].stages
+    assert (stage.stage, stage.argv, stage.module_args, stage.env) == ("train", ("echo", "hi"), (), {})
+    with pytest.raises(ConfigError, match="no stage 'data'"):
+        make_plan(load("mine"), group="g", stage="data")
+
+
+def test_the_environment_is_the_servers_with_the_threads_beneath() -> None:
+    words = ["training.threads=3", "servers.left.env.FOO=1", "servers.right.env.OMP_NUM_THREADS=8"]
+    left, right = make_plan(load("duel-local", words), group="g").runs[:2]
+    assert left.stages[0].env == {"OMP_NUM_THREADS": "3", "FOO": "1"}
+    assert right.stages[0].env == {"OMP_NUM_THREADS": "8"}
+
+
+def test_a_swept_variable_stands_in_the_stages_and_not_in_the_machine() -> None:
+    words = ["servers.left.env={A: x, B: y}", "servers.left.env.B=1,2"]
+    plan = make_plan(load("duel-local", words, multirun=True), group="g", repeats=1)
+    assert plan.servers["left"].env == {"A": "x"}
+    assert [r.stages[0].env["B"] for r in plan.runs if r.server == "left"] == ["1", "2"]
+
+
+def test_a_servers_own_times_go_before_the_profiles() -> None:
+    words = ["timeout_s=60", "servers.left.timeout_s=5", "servers.left.cooldown_s=0", "cooldown_s=2"]
+    plan = make_plan(load("duel-local", words), group="g")
+    assert {r.server: r.stages[0].timeout_s for r in plan.runs} == {"left": 5, "right": 60}
+    assert {n: s.cooldown_s for n, s in plan.servers.items()} == {"left": 0, "right": 2}
+    assert plan.queues[0].cooldown_s == 2
