@@ -85,7 +85,8 @@ def _curves(sides: Sequence[Side]) -> tuple[str, list[list[Floats]]] | None:
     if all(x.size == first.size and np.array_equal(x, first) for x, _ in every):
         return by, [[y for _, y in side] for side in lines]
     low, high = max(x[0] for x, _ in every), min(x[-1] for x, _ in every)
-    grid = first[(first >= low) & (first <= high)]
+    shared = [x[(x >= low) & (x <= high)] for x, _ in every]
+    grid = min(shared, key=len)  # the coarsest: a fine curve is known at its points, a coarse one not between its own
     if not grid.size:
         return None
     return by, [[np.interp(grid, x, y) for x, y in side] for side in lines]

@@ -183,8 +183,10 @@ def _difference(key: str, facts: Mapping[str, list[dict[str, Any]]], swept: set[
     absent = [name for name, values in seen.items() if not values]
     if key in swept:
         severity, why = "info", "swept on purpose in this group"
-    elif absent and key.startswith(("env.", "packages.")):
-        why = "set on one side only" if key.startswith("env.") else "a package on one side only"
+    elif absent and key.startswith("env."):
+        why = "set on one side only"
+    elif absent and key.startswith("packages.") and all(_lists_packages(facts[name]) for name in absent):
+        why = "a package on one side only"
     elif absent:
         severity = "warning" if severity == "blocking" else severity
         why = f"not recorded for {', '.join(absent)}: it cannot be said whether it was the same"
@@ -192,6 +194,11 @@ def _difference(key: str, facts: Mapping[str, list[dict[str, Any]]], swept: set[
         severity = "warning" if alike or (severity == "info" and not key.startswith("host.")) else severity
         why = f"the runs of {', '.join(mixed)} differ among themselves; {why}"
     return {"key": key, "values": {n: _shown(key, v) for n, v in seen.items()}, "severity": severity, "why": why}
+
+
+def _lists_packages(runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a side recorded its packages; torch alone is named by the runner anyway."""
+    return any(key.startswith("packages.") and not key.startswith("packages.torch") for run in runs for key in run)
 
 
 def _values(key: str, runs: Sequence[Mapping[str, Any]]) -> list[Any]:

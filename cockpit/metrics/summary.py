@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SCHEMA = "ekvi.summary/1"
 LOSS_TAIL = 10
 P99_NEEDS = 100
+_STEP_S = (1e-9, 1e9)  # seconds: what lies outside is no step time but a damaged log
 _SAID = ("provenance", "model", "data", "calibrate")  # diagnostics that speak of the whole run
 
 UNITS: dict[str, str] = {
@@ -153,7 +154,7 @@ def _gather(
             said.setdefault(one.code, {}).update(one.data)
     step_s = _column(columns, "step_s", None)
     size = step_s.size
-    timed = np.isfinite(step_s) & (step_s > 0)
+    timed = (step_s > _STEP_S[0]) & (step_s < _STEP_S[1])
     dropped = steady.mser5(step_s[timed])
     kept = np.flatnonzero(timed)[dropped:]
     tokens, note = _tokens(_column(columns, "tokens", size), meta)

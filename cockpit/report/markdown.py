@@ -11,6 +11,7 @@ from cockpit.report import numbers
 
 def markdown(comparison: Mapping[str, Any]) -> str:
     """An `ekvi.compare/1` document as markdown: verdict, figures, parity, scope, notes."""
+    comparison = numbers.clean(comparison)
     parts = [f"## {_safe(comparison['headline'])}", *_why(comparison), _metrics(comparison), *_parity(comparison)]
     parts += [_loss(comparison["loss_parity"]), f"**Scope.** {_safe(comparison['scope'])}"]
     parts += [*_published(comparison["published"]), *_notes(comparison)]

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 UNKNOWN = "n/a"
 _HASH = re.compile(r"[0-9a-f]{32,}")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LONGEST = 48
 UNITS = {"By": "GiB", "1": "", "Cel": "°C"}
 _RATIOS = frozenset({"mfu", "mfu_measured", "throttled_ratio"})
+
+
+def clean(document: Any) -> Any:
+    """A copy of a document whose texts hold no control characters: names come from other machines."""
+    if isinstance(document, str):
+        return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", document)
+    if isinstance(document, Mapping):
+        return {clean(k): clean(v) for k, v in document.items()}
+    if isinstance(document, (list, tuple)):
+        return [clean(v) for v in document]
+    return document
 
 
 def unit(name: str, code: str) -> str:

@@ -25,6 +25,7 @@ def text(comparison: Mapping[str, Any], *, width: int | None = None, color: bool
 
     `width` in columns is the terminal's (80 where there is none), `color` None asks the terminal and NO_COLOR.
     """
+    comparison = numbers.clean(comparison)
     parts: list[RenderableType] = [_headline(comparison), "", _figures(comparison), ""]
     parts += [*_parity(comparison), *_loss(comparison), *_end(comparison)]
     return _render(parts, width, color)
@@ -34,6 +35,7 @@ def summary_text(summary: Mapping[str, Any], *, width: int | None = None, color:
     """An `ekvi.summary/1` document for a terminal, ending in a newline; unknown figures with their reason."""
     from rich.text import Text
 
+    summary = numbers.clean(summary)
     metrics, it = summary["metrics"], summary["iterations"]
     gpu = summary["gpu"]
     device = (

@@ -209,7 +209,8 @@ def test_what_the_runner_said_stands_in_the_provenance() -> None:
 )
 def test_whatever_the_log_holds_the_summary_is_json_without_nan(took: list[float], tokens: float | None) -> None:
     with np.errstate(all="ignore"):
-        summary = summarise(meta(vendor="nvidia"), columns(took, tokens), gpu_ticks(1, seconds=20))
+        table = columns(took, tokens)
+    summary = summarise(meta(vendor="nvidia"), table, gpu_ticks(1, seconds=20))
     json.dumps(summary, allow_nan=False)
     it = summary["iterations"]
     assert it["warmup_dropped"] + it["steady"] <= it["total"] == len(took)
