@@ -38,8 +38,14 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"packages\.[^.]+\.build$", "info", "the build for its device family"),
     (r"packages\.(nvidia|cuda|rocm|hip|amd|pytorch-triton)", "info", "a package of its device family"),
     (r"packages\.", "warning", "another version of a package"),
-    (r"runner_said\.(python|torch|megatron_core)$", "warning", "another version"),
-    (r"runner_said\.(threads|interop_threads|processes)$", "warning", "another number of threads"),
+    (r"runner_said\.(python|implementation|megatron_core)$", "warning", "another version"),
+    (r"runner_said\.torch\.(cuda|hip|git)$", "info", "the build for its device family"),
+    (r"runner_said\.torch\.", "warning", "torch was built otherwise"),
+    (r"runner_said\.(threads|interop_threads)$", "warning", "another number of threads"),
+    (r"runner_said\.world$", "warning", "another number of processes"),
+    (r"runner_said\.precision$", "blocking", "another precision"),
+    (r"runner_said\.(attention|transformer_impl|kernels)", "warning", "other kernels for the same work"),
+    (r"runner_said\.(backend|collective)$", "info", "of its device family"),
     (r"host\.governor$", "warning", "another CPU frequency governor"),
     (r"host\.(kernel|os|python)$", "info", "another system"),
     (r"host\.", "info", "another machine"),
@@ -47,7 +53,7 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"cockpit$", "info", "another version of the cockpit"),
     (r"throttling$", "warning", "a GPU was slowed by power, heat or hardware for part of the time"),
     (r"config\.(theme|servers?|repeats|profile|pricing|name|stage)(\.|$)", None, ""),
-    (r"runner_said\.(host|pid|argv|time|date|started|cwd|path|device_name|gpu|cpu)", None, ""),
+    (r"runner_said\.(run|smoke|host|pid|argv|time|date|started|cwd|path|device_name|gpu|cpu)(\.|$)", None, ""),
     (r"runner_said\.", "info", "as the runner said"),
     (r"config\.", "warning", "set otherwise"),
 )
@@ -125,17 +131,23 @@ def _packages(packages: Mapping[str, Any], said: dict[str, Any]) -> dict[str, An
 
     Versions that the runner also names outside the list are taken from `said`, so that they are not told twice.
     """
+    versions = {re.sub(r"[-_.]+", "-", str(name)).lower(): str(v) for name, v in packages.items()}
+    torch = said.get("torch")
+    if isinstance(torch, Mapping):
+        said["torch"] = {k: v for k, v in torch.items() if k != "version"}
+        torch = torch.get("version")
+    elif torch is not None:
+        del said["torch"]
+    if torch:
+        versions["torch"] = str(torch)  # of the module itself; a package's metadata may leave out the local part
     out: dict[str, Any] = {}
-    for name, version in packages.items():
-        plain = re.sub(r"[-_.]+", "-", str(name)).lower()
-        public, _, local = str(version).partition("+")
-        out[f"packages.{plain}"] = public
+    for name, version in versions.items():
+        public, _, local = version.partition("+")
+        out[f"packages.{name}"] = public
         if local:
-            out[f"packages.{plain}.build"] = local
-        said.pop(plain.replace("-", "_"), None)
-    if isinstance(said.get("torch"), str):
-        public, _, local = said.pop("torch").partition("+")
-        out.update({"packages.torch": public, "packages.torch.build": local or None})
+            out[f"packages.{name}.build"] = local
+        if name != "torch":
+            said.pop(name.replace("-", "_"), None)
     return out
 
 

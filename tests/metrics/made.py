@@ -43,7 +43,17 @@ PROVENANCE: dict[str, Any] = {
     "cockpit": "0.1.0",
     "code_sha256": "ab" * 32,
     "host": {"host_id": "h1", "hostname": "box", "kernel": "Linux 6.1", "governor": "performance"},
-    "runner": {"torch": "2.13.0+cpu", "threads": 1, "packages": {"torch": "2.13.0+cpu", "numpy": "2.4.6"}},
+    "runner": {
+        "run": "of each run its own",
+        "python": "3.11.2",
+        "torch": {"version": "2.13.0+cpu", "git": "c0", "cuda": None, "hip": None, "blas": "open", "mkl": False},
+        "megatron_core": "0.16.1",
+        "packages": {"torch": "2.13.0", "numpy": "2.4.6", "megatron-core": "0.16.1"},
+        "threads": 1,
+        "world": 1,
+        "backend": "cpu",
+        "env": {"OMP_NUM_THREADS": "1"},
+    },
     "data": {"sha256": "c0ffee", "tokens": 100_000},
 }
 

@@ -74,6 +74,9 @@ def test_other_work_is_blocking(path: str, value: Any, key: str) -> None:
         ("provenance.host.governor", "powersave", "host.governor"),
         ("provenance.runner.packages.numpy", "2.0.0", "packages.numpy"),
         ("provenance.runner.threads", 2, "runner_said.threads"),
+        ("provenance.runner.torch.blas", "mkl", "runner_said.torch.blas"),
+        ("provenance.runner.packages.megatron-core", "0.16.0", "packages.megatron-core"),
+        ("provenance.runner.world", 2, "runner_said.world"),
         ("plan.launcher", "slurm", "launcher"),
     ],
 )
@@ -101,10 +104,14 @@ def test_what_tells_sides_apart_anyway_is_fair(path: str, value: Any) -> None:
     assert found["verdict"] == "fair"
 
 
+def test_what_is_of_each_run_its_own_is_no_difference() -> None:
+    assert between("provenance.runner.run", "another")["verdict"] == "fair"
+
+
 def test_a_torch_build_for_another_vendor_is_info_and_another_version_a_warning() -> None:
-    build = between("provenance.runner.packages.torch", "2.13.0+rocm7.0")
+    build = between("provenance.runner.torch.version", "2.13.0+rocm7.0")
     assert {d["key"]: d["severity"] for d in build["differences"]} == {"packages.torch.build": "info"}
-    version = between("provenance.runner.packages.torch", "2.12.0+cpu")
+    version = between("provenance.runner.torch.version", "2.12.0+cpu")
     assert {d["key"]: d["severity"] for d in version["differences"]} == {"packages.torch": "warning"}
 
 
