@@ -10,9 +10,9 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Self
 
-from cockpit.core.errors import StoreError, UsageError, did_you_mean
+from cockpit.core.errors import StoreError, UsageError
 from cockpit.core.events import State
 from cockpit.core.records import GroupPlan
 from cockpit.store import folders, layout
@@ -21,22 +21,14 @@ from cockpit.store.files import read_json, write_json
 from cockpit.store.layout import runs_root
 from cockpit.store.lock import GroupLock
 from cockpit.store.records import GroupRecord, group_plan, group_record, run_meta
+from cockpit.store.resolve import LAST, Resolved, Want, nearest_id, resolve
 from cockpit.store.rows import RunRow, parse_filter, sort_rows
 from cockpit.store.rundir import RunDir
 
 __all__ = ["DiskFull", "GroupRecord", "Resolved", "RunRow", "Store", "runs_root"]
 
-Want = Literal["run", "group", "any"]
-_LAST = "last"
 _TAG = re.compile(r"[A-Za-z0-9][\w.:+-]{0,63}")
 _LIVE = {s.value for s in State if not s.ended} - {State.PLANNED.value}
-
-
-class Resolved(NamedTuple):
-    """What a word of the command line stands for: `kind` is "run" or "group"."""
-
-    kind: str
-    id: str
 
 
 class Store:
@@ -176,7 +168,7 @@ class Store:
             return GroupRecord.from_json(read_json(path, layout.GROUP_SCHEMA), path)
         except FileNotFoundError:
             known = self._group_ids()
-            raise UsageError(f"there is no group {ident!r} in {self.root}.", hint=_nearest(ident, known)) from None
+            raise UsageError(f"there is no group {ident!r} in {self.root}.", hint=nearest_id(ident, known)) from None
 
     def groups(self) -> list[GroupRecord]:
         """All groups, newest first; those that cannot be read are left out and stand in `problems`."""
@@ -241,7 +233,7 @@ class Store:
     def run_dir(self, ident: str) -> RunDir:
         """A run's directory by its full id. Raises UsageError where there is none."""
         if not self._has_run(ident):
-            raise UsageError(f"there is no run {ident!r} in {self.root}.", hint=_nearest(ident, self._run_ids()))
+            raise UsageError(f"there is no run {ident!r} in {self.root}.", hint=nearest_id(ident, self._run_ids()))
         return RunDir(self.root / ident, readonly=self.readonly)
 
     def runs(
@@ -325,7 +317,7 @@ class Store:
         if self._has_run(ident):
             return Resolved("run", ident)
         known = [*self._group_ids(), *self._run_ids()]
-        raise UsageError(f"there is no run or group {ident!r} in {self.root}.", hint=_nearest(ident, known))
+        raise UsageError(f"there is no run or group {ident!r} in {self.root}.", hint=nearest_id(ident, known))
 
     def resolve(self, token: str, want: Want = "any") -> Resolved:
         """What `token` stands for: a full id, a unique prefix of one, or `last`, the newest group.
@@ -333,39 +325,15 @@ class Store:
         `last.left.r1` is that run of the newest group. Where a run is wanted, a group stands for its run if it has
         just one. Raises UsageError where nothing matches (with the nearest ids) or several do (naming up to five).
         """
-        groups = self._group_ids()
-        if token.partition(".")[0] == _LAST:
-            token = self._newest() + token.removeprefix(_LAST)
-        runs = self._run_ids()
-        if want != "run":
-            found = [g for g in groups if g == token] or [g for g in groups if g.startswith(token)]
-            exact_run = want == "any" and token in runs
-            if len(found) == 1 and not exact_run:
-                return Resolved("group", found[0])
-            if want == "group" or (found and not exact_run):
-                raise self._none_or_several(token, "group", found, groups)
-        matching = [r for r in runs if r == token] or [r for r in runs if r.startswith(token)]
-        if len(matching) == 1:
-            return Resolved("run", matching[0])
-        what = "run" if want == "run" else "run or group"
-        raise self._none_or_several(token, what, matching, runs if want == "run" else [*groups, *runs])
+        if token.partition(".")[0] == LAST:
+            token = self._newest() + token.removeprefix(LAST)
+        return resolve(token, want, groups=self._group_ids(), runs=self._run_ids(), where=str(self.root))
 
     def _newest(self) -> str:
         groups = self.groups()
         if not groups:
             raise UsageError(f"there is no group in {self.root} yet.", hint="`ekvi-cockpit run` makes one.")
         return groups[0].id
-
-    def _none_or_several(self, token: str, what: str, found: list[str], known: list[str]) -> UsageError:
-        if found:
-            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-            return UsageError(
-                f"{token!r} stands for {len(found)} {what}s: {', '.join(found[:5])}{more}.",
-                hint="Type more of the one that you mean.",
-            )
-        if not known:
-            return UsageError(f"there is no {what} {token!r}: {self.root} has none yet.")
-        return UsageError(f"there is no {what} {token!r} in {self.root}.", hint=_nearest(token, known))
 
     # -- deleting
 
@@ -431,7 +399,3 @@ class Store:
 
 def _tags(before: Iterable[str], plus: list[str], minus: set[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(t for t in [*before, *plus] if t not in minus))
-
-
-def _nearest(token: str, known: Iterable[str]) -> str | None:
-    return did_you_mean(token, known) or "`ekvi-cockpit runs` lists them."

@@ -12,7 +12,7 @@ BLOCK_BY = 1 << 18
 ITERATIONS = 60_000
 OTHERS = 1_000_000
 
-Figure = tuple[str, float, str, float, str]
+Figure = tuple[str, float, str, str, str]
 
 
 def wire_log(count: int) -> bytes:
@@ -78,16 +78,11 @@ def _lines_per_s(data: bytes, count: int, events: int) -> float:
 
 
 def measure() -> list[Figure]:
-    """(name, value, unit, budget, note) a figure; the budget is a least value."""
-    unit, note = "lines/s", f"CPU time of one core, {BLOCK_BY >> 10} KiB blocks"
+    """(name, value, unit, budget, note) a figure."""
+    note = f"CPU time of one core, {BLOCK_BY >> 10} KiB blocks"
+    wire, megatron = wire_log(ITERATIONS), megatron_log(ITERATIONS)
     return [
-        ("parse, wire iterations", _lines_per_s(wire_log(ITERATIONS), ITERATIONS, ITERATIONS), unit, 60_000, note),
-        (
-            "parse, Megatron iterations",
-            _lines_per_s(megatron_log(ITERATIONS), ITERATIONS, ITERATIONS),
-            unit,
-            60_000,
-            note,
-        ),
-        ("parse, other lines", _lines_per_s(other_log(OTHERS), OTHERS, 0), unit, 1_000_000, note),
+        ("parse, wire iterations", _lines_per_s(wire, ITERATIONS, ITERATIONS), "lines/s", "≥ 60,000", note),
+        ("parse, Megatron iterations", _lines_per_s(megatron, ITERATIONS, ITERATIONS), "lines/s", "≥ 60,000", note),
+        ("parse, other lines", _lines_per_s(other_log(OTHERS), OTHERS, 0), "lines/s", "≥ 1,000,000", note),
     ]

@@ -154,6 +154,33 @@ def test_an_arguments_dump_without_an_end_is_given_up() -> None:
     assert event.tokens is None
 
 
+HOSTILE = [
+    b"iteration ",
+    b" iteration 1/2 |",
+    b"validation loss at iteration ",
+    b"validation loss at ",
+    b"@ekvi ",
+    b'@ekvi {"a":[',
+    b"[RESULT] a",
+    b"[RESULT] " + b"a=",
+    b"rror A",
+    b"rror: CUDA ",
+    b"a-1",
+    b"\x1b]",
+    b"(a, pid=",
+    b"Traceback (most recent call last)",
+]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_long_line_costs_time_in_proportion_to_its_length(text: bytes) -> None:
+    tail = b"a" * (1 << 19)
+    head = b"Traceback (most recent call last):\n"
+    for line in (text * ((1 << 20) // len(text)), text + tail, head + b"A" + tail + b"!", text + b"1" * (1 << 19)):
+        whole(line + b"\n")
+
+
 def test_a_flood_of_different_errors_is_cut_off() -> None:
     words = [f"{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(400)]
     data = b"".join(

@@ -18,7 +18,8 @@ _NCCL = re.compile(
     r"NCCL WARN|NCCL error|Watchdog caught collective operation timeout"
     r"|\bnccl(?:System|Internal|Remote|Invalid\w*|UnhandledCuda)Error\b"
 )
-_LAST = re.compile(r"((?:[a-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?:: ?(.*))?")
+_EXCEPTION = re.compile(r"(?:[a-z_]\w*\.)*[A-Z]\w*[a-z]\w*")
+_LONGEST_NAME = 200
 _QUIET = {"KeyboardInterrupt", "SystemExit", "GeneratorExit"}  # how a program is stopped
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?", re.I)
 _MOST_LINES = 2000  # of a traceback, with other ranks' lines in between
@@ -35,8 +36,8 @@ def match(line: str, ctx: Context) -> list[Event]:
             open_.add(source)
             ctx.watching[NAME] = _MOST_LINES
         return []
-    last = _LAST.fullmatch(rest.rstrip()) if source in open_ and rest[:1].strip() else None
-    if last is not None:
+    last = _exception(rest) if source in open_ else ""
+    if last:
         open_.discard(source)
     if not open_ or NAME not in ctx.watching:
         open_.clear()
@@ -45,9 +46,15 @@ def match(line: str, ctx: Context) -> list[Event]:
         return _told("out_of_memory", "error", rest, ctx)
     if _NCCL.search(rest):
         return _told("nccl", "warning" if "NCCL WARN" in rest else "error", rest, ctx)
-    if last is not None and last[1] not in _QUIET:
+    if last and last not in _QUIET:
         return _told("error", "error", rest, ctx)
     return []
+
+
+def _exception(text: str) -> str:
+    """The exception's name, where `text` is the last line of a traceback: `package.SomeError: why`."""
+    head = text[:_LONGEST_NAME].partition(":")[0].rstrip()
+    return head if _EXCEPTION.fullmatch(head) else ""
 
 
 def _told(code: str, level: str, text: str, ctx: Context) -> list[Event]:

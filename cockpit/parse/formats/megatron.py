@@ -22,8 +22,9 @@ NEEDLES = (b"iteration ",)
 _WORD = "iteration "
 _ITERATION = re.compile(r"iteration +(\d{1,18}) */ *(\d{1,18}) *\|")
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?)\]")
-_VALIDATION = re.compile(r"validation loss at (?:iteration (\d{1,18})|[^|]*)[^|]*\|(.*)")
-_TEST_SET = re.compile(r"on (\w+) set")
+_VALIDATION = "validation loss at "
+_AT = re.compile(r"iteration +(\d{1,18})")
+_SET = re.compile(r"\bon (\w{1,32}) set")
 _MAX_EXTRA = 48
 
 # An iteration's own fields: name, and what to divide by for its unit.
@@ -68,7 +69,7 @@ def match(line: str, ctx: Context) -> list[Event]:
     """An event for each distinct iteration of the line: several ranks may share one; or a validation's diagnostic."""
     found = _next(line, 0)
     if found is None:
-        return _validation(line, ctx) if "validation loss at" in line else []
+        return _validation(line, ctx)
     if ctx.wire_iterations:
         return []
     events: list[Event] = []
@@ -89,7 +90,7 @@ def _next(line: str, begin: int) -> re.Match[str] | None:
     while at >= 0:
         found = _ITERATION.match(line, at)
         # Not `Training epoch 0, iteration 17/99 |`, which is NeMo's, nor the end of another word.
-        if found is not None and not line[:at].endswith(", ") and not (at and line[at - 1].isalnum()):
+        if found is not None and line[max(0, at - 2) : at] != ", " and not (at and line[at - 1].isalnum()):
             return found
         at = line.find(_WORD, at + len(_WORD))
     return None
@@ -159,23 +160,24 @@ def _per_step(step: int, extra: dict[str, Any], ctx: Context) -> tuple[int | Non
 
 def _validation(line: str, ctx: Context) -> list[Event]:
     """`validation loss at iteration 100 | lm loss value: 8.0E+00 | lm loss PPL: 3.0E+03 |`."""
-    found = _VALIDATION.search(line)
-    if found is None:
+    begin = line.find(_VALIDATION)
+    head, bar, body = line[begin:].partition("|")
+    at, which = _AT.search(head), _SET.search(head)
+    if begin < 0 or not bar:
         return []
-    which = _TEST_SET.search(found[0].split("|", 1)[0])
-    data: dict[str, Any] = {"step": int(found[1]) if found[1] else None, "set": which[1] if which else "validation"}
-    for segment in found[2].split("|"):
+    data: dict[str, Any] = {"step": int(at[1]) if at else None, "set": which[1] if which else "validation"}
+    for segment in body.split("|"):
         key, colon, text = segment.partition(":")
         if colon and len(data) < _MAX_EXTRA:
             data[name(key)] = number(text)
     data["loss"] = data.get("lm_loss_value")
-    at = f" at iteration {data['step']}" if data["step"] is not None else ""
+    when = f" at iteration {data['step']}" if at else ""
     loss = "unknown" if data["loss"] is None else f"{data['loss']:.6g}"
     return [
         Diagnostic(
             level="info",
             code="validation",
-            message=f"{data['set']} loss {loss}{at}.",
+            message=f"{data['set']} loss {loss}{when}.",
             data=data,
             offset=ctx.offset,
         )

@@ -19,7 +19,7 @@ _TAGS = ("STEP", "DDP", "TRAIN", "EPOCH", "BATCH", "RESULT", "DONE")
 NEEDLES = tuple(f"[{tag}]".encode() for tag in _TAGS)
 
 _TAG = re.compile(rf"\[({'|'.join(_TAGS)})\]\s*(.*)")
-_NUMBER = r"[+-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = r"[+-]?(?:\d[\d,]*+\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?"
 _PAIR = re.compile(
     rf"([A-Za-z][\w/]*)\s*(?:[=:]\s*|\s)({_NUMBER}|nan|inf|[Tt]rue|[Ff]alse)(?:\s*/\s*(\d+))?(?=[\s,;)|a-z%]|$)"
 )
@@ -33,20 +33,20 @@ def match(line: str, ctx: Context) -> list[Event]:
     found = _TAG.search(line)
     if found is None or ctx.wire:
         return []
-    tag, text = found[1], found[2].strip()
+    tag, text = found[1], found[2].strip()[:_MOST_TEXT]
     values = _values(text)
     if tag in ("TRAIN", "EPOCH"):
         event = _iteration(values, split_prefix(line)[0], ctx)
         if event is not None or tag == "TRAIN":
             return [event] if event is not None else []
-    if not ctx.once(f"tag {tag}", text[:_MOST_TEXT]):
+    if not ctx.once(f"tag {tag}", text):
         return []
     plain = {k: v[0] for k, v in values.items()}
     return [
         Diagnostic(
             level=_LEVELS.get(tag, "info"),
             code=tag.lower(),
-            message=text[:_MOST_TEXT],
+            message=text,
             data=plain,
             offset=ctx.offset,
         )

@@ -16,6 +16,7 @@ NEEDLES = (MARK.encode(),)
 
 _decode = json.JSONDecoder(parse_constant=lambda _: None).raw_decode  # NaN and infinity are unknown
 _OWN = {"type", "t", "step", "total", "loss", "step_s", "tokens", "samples", "lr", "grad_norm", "extra"}
+_MOST_OBJECTS = 64  # of one line: several writers may share it
 _STATUS = {"start", "done", "skipped", "failed"}
 
 
@@ -23,7 +24,9 @@ def match(line: str, ctx: Context) -> list[Event]:
     """All objects of a line; a damaged one gives one warning a log."""
     events: list[Event] = []
     at = line.find(MARK)
-    while at >= 0:
+    for _ in range(_MOST_OBJECTS):
+        if at < 0:
+            break
         start = at + len(MARK)
         try:
             obj, at = _decode(line, start)
