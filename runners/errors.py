@@ -9,6 +9,8 @@ RunnerError              exit 1   the work could not be done
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 EXIT_FAILURE = 1
@@ -38,6 +40,15 @@ class ConfigurationError(RunnerError):
     """What was asked for cannot be done as it was asked."""
 
     exit_code = EXIT_CONFIGURATION
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Turn an OSError into the RunnerError that says that `what` (a folder or file, named) cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise RunnerError(f"{what} cannot be written: {error.strerror or error}.") from error
 
 
 def installed(module: str) -> bool:

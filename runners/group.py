@@ -37,6 +37,11 @@ def joined(process: Process, collective: str) -> Iterator[None]:
     except (RuntimeError, ValueError, OSError) as error:  # torch's DistError is a RuntimeError
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         said = str(error).strip().splitlines() or [type(error).__name__]
+        if not process.launched:
+            raise RunnerError(
+                f"no process group: {collective} does not start on this machine ({said[0].rstrip('.')}).",
+                hint="It needs a network interface, if only the loopback one.",
+            ) from error
         raise RunnerError(
             f"no process group: rank {process.rank} of {process.world} did not meet the others at {where} within"
             f" {seconds:g} s ({said[0].rstrip('.')}).",

@@ -24,7 +24,7 @@ from typing import Any
 
 from runners.data import corpus
 from runners.data.corpus import Document
-from runners.errors import ConfigurationError, RunnerError, require
+from runners.errors import ConfigurationError, require, writing
 from runners.schema import Data
 
 SCHEMA = "ekvi.data/1"
@@ -69,17 +69,11 @@ def ensure(data: Data, cache: Path) -> tuple[Entry, bool]:
     if entry is not None:
         return entry, False
     require("torch", "megatron.core", "tokenizers")
-    try:
-        with locked(cache / "data", key):
-            entry = _read(cache, key)
-            if entry is not None:
-                return entry, False
-            _make(data, found, cache / "data", key)
-    except OSError as error:
-        raise RunnerError(
-            f"the cache {cache} cannot be written: {error.strerror or error}.",
-            hint="EKVI_CACHE names another folder.",
-        ) from error
+    with writing(f"the cache {cache}"), locked(cache / "data", key):
+        entry = _read(cache, key)
+        if entry is not None:
+            return entry, False
+        _make(data, found, cache / "data", key)
     entry = _read(cache, key)
     assert entry is not None
     return entry, True

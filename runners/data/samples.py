@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from runners.data.prepare import PREFIX, Entry, locked, scratch
-from runners.errors import ConfigurationError, RunnerError
+from runners.errors import ConfigurationError, writing
 from runners.schema import RunConfig
 
 
@@ -37,17 +37,14 @@ def index(config: RunConfig, entry: Entry, cache: Path) -> Path:
     folder, key = cache / "index", _index_key(config, entry)
     if (folder / key).is_dir():
         return folder / key
-    try:
-        with locked(folder, key):
-            if not (folder / key).is_dir():
-                part = scratch(folder, key)
-                try:
-                    dataset(config, entry, part)
-                    os.rename(part, folder / key)
-                finally:
-                    shutil.rmtree(part, ignore_errors=True)
-    except OSError as error:
-        raise RunnerError(f"the cache {cache} cannot be written: {error.strerror or error}.") from error
+    with writing(f"the cache {cache}"), locked(folder, key):
+        if not (folder / key).is_dir():
+            part = scratch(folder, key)
+            try:
+                dataset(config, entry, part)
+                os.rename(part, folder / key)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
     return folder / key
 
 

@@ -16,7 +16,9 @@ def check(parallel: Parallel, process: Process) -> None:
     raise ConfigurationError(
         f"{process.world} process{'es' if process.world > 1 else ''} started, but training.parallel asks for"
         f" {parallel.processes} (tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}).",
-        hint=f"Start it with: python -m torch.distributed.run --standalone --nproc-per-node {parallel.processes}"
+        hint="Start it with: python -m runners ..."
+        if parallel.processes == 1
+        else f"Start it with: python -m torch.distributed.run --standalone --nproc-per-node {parallel.processes}"
         " -m runners ...",
         every_rank=True,
     )

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from runners import group, provenance, wire
 from runners.data import prepare, samples
 from runners.data.prepare import Entry
-from runners.errors import ConfigurationError
+from runners.errors import ConfigurationError, writing
 from runners.megatron import flops, grid, model, optimizer, report, schedules
 from runners.megatron.backend import Backend, select
 from runners.schema import RunConfig
@@ -217,10 +217,11 @@ def _finish(context: Context, reporter: report.Reporter, loss: float | None, sec
         "mem_peak_by": report.peak_memory_by(),
     }
     folder = context.folders.out
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / ".train.json.part"
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(part, folder / "train.json")
+    with writing(str(folder / "train.json")):
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / ".train.json.part"
+        part.write_text(json.dumps(result, indent=1) + "\n")
+        os.replace(part, folder / "train.json")
     artifact(folder, folder / "train.json")
     told = "no number" if loss is None else f"{loss:.4f}"
     message = f"final loss {told} after {training.train_iters} iterations in {seconds:.1f} s"

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 from runners import wire
+from runners.errors import writing
 from runners.stages import Context, Outcome
 
 NAME = "output.zip"
@@ -22,7 +23,8 @@ def run(context: Context) -> Outcome:
     if not members:
         return Outcome("skipped", "the output folder holds no files")
     target = context.folders.out / NAME
-    write(context.folders.out, members, target)
+    with writing(str(target)):
+        write(context.folders.out, members, target)
     artifact(context.folders.out, target)
     return Outcome("done", f"{len(members)} files in {NAME}")
 

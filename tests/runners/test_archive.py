@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.errors import ConfigurationError
+from runners.errors import ConfigurationError, RunnerError
 from runners.process import Folders, Process
 from runners.schema import RunConfig
 from runners.stages import Context, purge, wrap
@@ -59,6 +59,19 @@ def test_only_rank_0_wraps(tmp_path: Path, context: Make) -> None:
     fill(tmp_path / "out", ("a.txt",))
     assert wrap.run(context(rank=1)).status == "skipped"
     assert not (tmp_path / "out" / "output.zip").exists()
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_half_archive(
+    tmp_path: Path, context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    fill(tmp_path / "out", ("a.txt",))
+    monkeypatch.setattr(zipfile.ZipFile, "open", full)
+    with pytest.raises(RunnerError, match=r"output\.zip cannot be written: No space left on device"):
+        wrap.run(context())
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
 
 
 def test_nothing_to_wrap_is_skipped(context: Make) -> None:

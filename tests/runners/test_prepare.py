@@ -94,6 +94,12 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert not [path for path in (tmp_path / "data").iterdir() if path.suffix != ".lock"]
 
 
+def test_a_cache_that_is_no_folder_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunnerError, match=r"cache .*file cannot be written: Not a directory"):
+        prepare.ensure(SMALL, tmp_path / "file")
+
+
 @pytest.mark.train
 @pytest.mark.usefixtures("stack")
 @pytest.mark.parametrize("change", [{"seed": 2}, {"samples": 13}, {"tokenizer_vocab": 301}])
