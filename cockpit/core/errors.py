@@ -19,6 +19,9 @@ from enum import IntEnum
 from pathlib import Path
 
 
+_LISTED = 120  # characters of names that a hint may list
+
+
 class Exit(IntEnum):
     """Exit codes of every command; of several the largest below 130 wins."""
 
@@ -113,13 +116,14 @@ def nearest(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """A hint sentence with the nearest names, or with all of them where they are few, else None."""
+    """A hint sentence with the nearest names, or with all of them where that is short, else None."""
     names = sorted(set(known))
     close = nearest(word, names)
     if close:
         return f"Did you mean {' or '.join(repr(n) for n in close)}?"
-    if names and len(names) <= 12:
-        return f"Known: {', '.join(names)}."
+    listed = ", ".join(names)
+    if names and len(listed) <= _LISTED:
+        return f"Known: {listed}."
     return None
 
 

@@ -35,12 +35,10 @@ def demo_store() -> Store:
 class ReplaySession:
     """Plays `runs` of a store at `speed` times real time; 0 pauses, infinity does not wait at all."""
 
-    def __init__(self, store: Store, name: str, runs: list[str], *, speed: float, theme: str = "nord") -> None:
+    def __init__(self, store: Store, runs: list[str], *, speed: float) -> None:
         self._store = store
-        self._name = name
         self._runs = runs
         self._speed = speed
-        self._theme = theme
         self._leave = asyncio.Event()
         self._paced = asyncio.Event()
 
@@ -61,7 +59,7 @@ class ReplaySession:
         """Play to the end, or until detach."""
         dirs = [self._store.run_dir(r) for r in self._runs]
         states = [_state(d) for d in dirs]
-        observer.begin(GroupInfo(self._name, states[0].group, self._theme, tuple(states), live=False))
+        observer.begin(self._info(dirs[0], states))
         clock: float | None = None
         steps = (_steps(d, s, i) for i, (d, s) in enumerate(zip(dirs, states, strict=True)))
         for number, (t, _, act) in enumerate(heapq.merge(*steps)):
@@ -74,6 +72,10 @@ class ReplaySession:
         outcome = await self._outcome(states)
         observer.end(outcome)
         return outcome
+
+    def _info(self, first: RunDir, states: list[RunState]) -> GroupInfo:
+        record = self._store.group(states[0].group)
+        return GroupInfo(record.id, str(first.meta()["profile"]), record.theme, tuple(states), live=False)
 
     async def _wait(self, recorded_s: float) -> bool:
         """Wait for that much recorded time; False where the replay was left meanwhile."""
@@ -106,7 +108,7 @@ class ReplaySession:
                 comparison = None  # an old recording that cannot be compared is still a recording
         failed = whole and any(s.state.failed for s in states)
         return Outcome(
-            self._name, "FAILED" if failed else "SUCCEEDED" if whole else "DETACHED", int(Exit.OK), comparison
+            states[0].group, "FAILED" if failed else "SUCCEEDED" if whole else "DETACHED", int(Exit.OK), comparison
         )
 
     def _runs_or_group(self) -> list[str]:

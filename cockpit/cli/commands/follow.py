@@ -122,4 +122,4 @@ def session_of(args: argparse.Namespace) -> tuple[Store, ReplaySession, list[str
         store, default = _store(args), 1.0
         kind, ident = store.resolve(args.id)
         runs = list(store.group(ident).runs) if kind == "group" else [ident]
-    return store, ReplaySession(store, args.id, runs, speed=args.speed or default), runs
+    return store, ReplaySession(store, runs, speed=args.speed or default), runs

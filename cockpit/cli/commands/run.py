@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from cockpit.cli.follow import follow, observer, print_result, watch
+from cockpit.cli.jsonlines import extras
 from cockpit.core.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_words(args: argparse.Namespace) -> None:
+    extras(args.with_)
     if args.resume:
         given = [n for n in ("profile", "servers", "repeats", "stage") if getattr(args, n) is not None]
         if given or args.overrides or args.multirun:
