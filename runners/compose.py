@@ -10,9 +10,9 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,14 +24,14 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from runners.explain import Document, Keys, Source, explain, keys_below, list_for_keys, shape_problem, show
+from runners.explain import Document, Keys, Source, explain, keys_below, shape_problem, show
+from runners.refusals import RAISED, translated
 from runners.schema import RunConfig
 from runners.words import MARK, ComposeError, Origin, Word, check_key, did_you_mean, parse
 
@@ -39,8 +39,7 @@ __all__ = ["ComposeError", "Composer", "Document", "Origin", "Word", "compose_ru
 
 APP = "ekvi-cockpit"
 DEFAULT_GROUPS = {"model": "tiny", "data": "pydoc", "training": "cpu", "runner": "megatron"}
-# What Hydra and OmegaConf raise on a user's YAML besides their own errors.
-_RAISED = (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+_LENIENT = RunMode.MULTIRUN  # lists defaults although a choice is still ???: composing refuses that
 _lock = threading.RLock()  # Hydra's state is one a process
 _folders: tuple[Path, ...] = ()  # what the plugin puts before the shipped folder while a Composer is open
 M = TypeVar("M", bound=BaseModel)
@@ -159,32 +158,31 @@ class Composer:
         """
         known = self._known(name)
         chosen = {w.choice: w for w in words if w.is_group}
-        beneath = [w for w in chosen.values() if w.choice not in known and w.kind == "set"]
-        for word in beneath:
+        below = [w for w in chosen.values() if w.choice not in known and w.kind == "set"]
+        for word in below:
             if word.choice.replace(MARK, "") in known:
                 raise word.error(
                     "Hydra cannot replace the file of a server whose name begins with a digit.", "Use --servers NAME."
                 )
-        below = [f"+{w.choice}={w.text}" for w in beneath]
-        over = [_group(w, known) for w in chosen.values() if w not in beneath]
-        draft = Document(name, {}, tuple(words), tuple(self._all_files(name)))
-        with self._translated(draft):
-            parts = [self._compose(None, below)] if below else []
+        beneath = [f"+{w.choice}={w.text}" for w in below]
+        over = _choices(words, known, without=below)
+        files = partial(self._files, name, beneath, over)
+        with self._translated(Document(name, {}, tuple(words), files)):
+            parts = [self._compose(None, beneath)] if beneath else []
             merged = OmegaConf.merge(*parts, self._compose(name, over))
-            sources = (*self._sources(None, below), *self._sources(name, over))
-            draft = Document(name, {}, tuple(words), sources)
             for word in words:
                 if not word.is_group:
                     _apply(word, merged)
             data = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
         assert isinstance(data, dict)
-        return Document(name, {str(k): v for k, v in data.items()}, tuple(words), sources)
+        return Document(name, {str(k): v for k, v in data.items()}, tuple(words), files)
 
     def names(self, name: str | None, words: Sequence[Word], keys: Keys) -> list[str]:
         """The keys directly below `keys` that the files of a profile say, with the words' group choices."""
         known = self._known(name)
-        over = [_group(w, known) for w in {w.choice: w for w in words if w.is_group}.values() if w.choice in known]
-        found = [n for s in self._sources(name, over) for n in keys_below(s, keys)]
+        over = _choices([w for w in words if w.choice in known], known)
+        with self._translated(Document(name, {}, tuple(words), partial(self._files, name, (), ()))):
+            found = [n for s in self._sources(name, over) for n in keys_below(s, keys)]
         return list(dict.fromkeys(found))
 
     def validate(self, document: Document, model: type[M], under: Keys = ()) -> M:
@@ -228,20 +226,25 @@ class Composer:
         if key not in self._listed:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._listed[key] = self._loader.compute_defaults_list(name, list(words), RunMode.RUN)
+                self._listed[key] = self._loader.compute_defaults_list(name, list(words), _LENIENT)
         return self._listed[key]
 
-    def _known(self, name: str | None) -> frozenset[str]:
-        """The groups (`group@package`) in a profile's defaults list."""
-        if name is None:
-            return frozenset()
-        draft = Document(name, {}, (), tuple(self._all_files(name)))
-        for source in draft.sources:
-            problem = shape_problem(source.path)
-            if problem:
-                raise problem
-        with self._translated(draft):
-            return frozenset(self._defaults(name, ()).overrides.known_choices)
+    def _known(self, name: str | None) -> dict[str, Any]:
+        """The groups (`group@package`) in a profile's defaults list, with what is chosen there."""
+        path = self.find(name) if name else None
+        problem = shape_problem(path) if path else None
+        if problem:
+            raise problem
+        with self._translated(Document(name, {}, (), partial(self._files, name, (), ()))):
+            return dict(self._defaults(name, ()).overrides.known_choices) if name else {}
+
+    def _files(self, name: str | None, beneath: Sequence[str], over: Sequence[str]) -> tuple[Source, ...]:
+        """The files of a composition in the order of their merging; of a broken one the profile's own file."""
+        try:
+            return (*self._sources(None, beneath), *self._sources(name, over))
+        except (*RAISED, RecursionError, yaml.YAMLError, OSError):
+            path = self.find(name) if name else None
+            return (Source(path, ()),) if path else ()
 
     def _sources(self, name: str | None, words: Sequence[str]) -> list[Source]:
         out = []
@@ -252,97 +255,8 @@ class Composer:
                 out.append(Source(path, package))
         return out
 
-    def _all_files(self, name: str | None) -> Iterator[Source]:
-        path = self.find(name) if name else None
-        if path is not None:
-            yield Source(path, ())
-
-    @contextmanager
-    def _translated(self, draft: Document) -> Iterator[None]:
-        """Turn what Hydra and its companions raise into one sentence."""
-        try:
-            yield
-        except ComposeError:
-            raise
-        except yaml.MarkedYAMLError as error:
-            raise _broken(error) from None
-        except (yaml.YAMLError, UnicodeError):
-            raise ComposeError("the file is not YAML in UTF-8.", file=self._first_broken(draft)) from None
-        except MissingConfigException as error:
-            raise self._missing(error, draft) from None
-        except OSError as error:
-            raise ComposeError(f"cannot read {error.filename}: {error.strerror}.") from None
-        except RecursionError:
-            raise self._plain(draft, "the defaults lists go round in a circle.") from None
-        except _RAISED as error:
-            raise self._composition(error, draft) from None
-
-    def _plain(self, draft: Document, message: str, hint: str | None = None) -> ComposeError:
-        file = draft.sources[0].path if draft.sources else None
-        return ComposeError(message, hint=hint, file=file)
-
-    def _first_broken(self, draft: Document) -> Path | None:
-        for folder in self.folders:
-            for path in sorted(folder.rglob("*.yaml")):
-                try:
-                    yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-                except (UnicodeError, yaml.YAMLError):
-                    return path
-        return draft.sources[0].path if draft.sources else None
-
-    def _missing(self, error: MissingConfigException, draft: Document) -> ComposeError:
-        """A defaults list names a file that is not there."""
-        group, _, choice = str(error.missing_cfg_file or "").rpartition("/")
-        hint = did_you_mean(choice, self.options(group) if self.is_group(group) else [])
-        message = f"there is no {group or 'profile'} {choice!r}."
-        for word in reversed(draft.words):
-            if word.is_group and word.key == group and word.value == choice:
-                return word.error(message, hint)
-        file, line = _said(self.folders, draft, choice)
-        return ComposeError(message, hint=hint, file=file, line=line)
-
-    def _composition(self, error: Exception, draft: Document) -> ComposeError:
-        """One sentence for what Hydra found wrong with the files or with a word."""
-        text = " ".join(str(part) for part in (error, error.__cause__ or "") if part)
-        value = re.search(r"full_key: (\S+)", text)
-        if value:
-            return _unresolved(tuple(value[1].split(".")), text, draft)
-        for word in draft.words:
-            if word.kind == "delete" and word.is_group and f"Could not delete '{word.choice}" in text:
-                return word.error(f"there is nothing to delete: this profile's defaults list has no {word.choice}.")
-        for source in draft.sources if "Cannot merge" in text else ():
-            listed = list_for_keys(source.path, self.groups)
-            if listed:
-                return ComposeError(f"{listed[0]} must be keys, not a list.", file=source.path, line=listed[1])
-        for pattern, message, hint in _COMPOSITION:
-            found = re.search(pattern, text)
-            if found:
-                file, line = _said(self.folders, draft, found[1])
-                return ComposeError(message.format(found[1]), hint=hint, file=file, line=line)
-        return self._plain(draft, "the files of this profile do not fit together.", "See its defaults list.")
-
-
-def _unresolved(keys: Keys, text: str, draft: Document) -> ComposeError:
-    """A value that OmegaConf cannot resolve; interpolations are read in the document, not on the command line."""
-    key = ".".join(keys)
-    if "Missing mandatory value" in text:
-        return draft.error(f"{key} has no value yet.", [keys], "Say one in place of ???.")
-    missing = re.search(r"Interpolation key '([^']+)'|Environment variable '([^']+)'|resolver '?([\w.]+)'?", text)
-    if missing is None:
-        return draft.error(f"{key} holds an interpolation that cannot be resolved.", [keys])
-    what = ("key", "environment variable", "resolver")[(missing.lastindex or 1) - 1]
-    return draft.error(f"{key} refers to the {what} {missing[missing.lastindex or 1]!r}, which is not there.", [keys])
-
-
-# Hydra's reasons by what they name, and our sentence for each.
-_COMPOSITION: tuple[tuple[str, str, str | None], ...] = (
-    (r"specify '([^']+)'", "{0} is not chosen.", "Choose one on the command line: GROUP=NAME."),
-    (r"Could not override '([^']+)'", "the defaults list overrides {0!r}, which it does not name.", None),
-    (r"Multiple values for (\S+)\.", "the defaults lists choose {0} twice.", "Write `override` before one of them."),
-    (r"(\S+) appears more than once", "the defaults lists name {0} twice.", None),
-    (r"Duplicate (_self_)", "the defaults list names {0} twice.", None),
-    (r"In '([^']+)': \w*(?:Type|Validation)Error", "{0} holds a list or a text where keys should be.", None),
-)
+    def _translated(self, draft: Document) -> AbstractContextManager[None]:
+        return translated(draft, self.folders, lambda group: self.options(group) if self.is_group(group) else [])
 
 
 def _readable(folder: Path) -> None:
@@ -356,11 +270,20 @@ def _readable(folder: Path) -> None:
         ) from None
 
 
-def _group(word: Word, known: frozenset[str]) -> str:
-    """A group choice as Hydra takes it: `+` only where the defaults list does not name the group."""
-    if word.kind == "delete":
-        return f"~{word.choice}" + (f"={word.text}" if word.text else "")
-    return f"{'' if word.choice in known else '+'}{word.choice}={word.text}"
+def _choices(words: Sequence[Word], known: Mapping[str, Any], without: Sequence[Word] = ()) -> list[str]:
+    """The group choices as Hydra takes them: the last of each, `+` only for a group that no defaults list names.
+
+    Where all of them say what the defaults list says anyway, none is needed: equal documents are composed once.
+    """
+    chosen = [w for w in {w.choice: w for w in words if w.is_group}.values() if w not in without]
+    if all(w.kind != "delete" and known.get(w.choice, w) == w.value for w in chosen):
+        return []
+    return [
+        f"~{w.choice}{'=' if w.text else ''}{w.text}"
+        if w.kind == "delete"
+        else f"{'' if w.choice in known else '+'}{w.choice}={w.text}"
+        for w in chosen
+    ]
 
 
 def _apply(word: Word, document: Any) -> None:
@@ -396,29 +319,6 @@ def _part(data: Any, under: Keys) -> Any:
     for key in under:
         data = data.get(key, {}) if isinstance(data, Mapping) else {}
     return data
-
-
-def _broken(error: yaml.MarkedYAMLError) -> ComposeError:
-    mark = error.problem_mark or error.context_mark
-    what = (error.problem or error.context or "it cannot be read").rstrip(".")
-    if mark is None:
-        return ComposeError(f"broken YAML: {what}.")
-    return ComposeError(f"broken YAML: {what}.", file=Path(mark.name), line=mark.line + 1, column=mark.column + 1)
-
-
-def _said(folders: Sequence[Path], draft: Document, name: str) -> tuple[Path | None, int | None]:
-    """File and line that say `name`: in the profile itself, else in a file of the folders, else nowhere known."""
-    leaf = re.compile(rf"(?<![\w-]){re.escape(re.split(r'[/.@]', name)[-1])}(?![\w-])")
-    first = [s.path for s in draft.sources]
-    for path in [*first, *(p for f in folders for p in sorted(f.glob("*/*.yaml")))]:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeError):
-            continue
-        for at, line in enumerate(lines, 1):
-            if leaf.search(line.split("#", 1)[0]):
-                return path, at
-    return (first[0] if first else None), None
 
 
 def compose_run(words: Sequence[str] = (), *, folders: Sequence[Path] | None = None) -> RunConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -45,12 +45,20 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A composed document as plain data, with what it was made of: `sources` in the order of their merging."""
+    """A composed document as plain data, with what it was made of.
+
+    `files` finds the sources in the order of their merging; it is asked only where something is to be explained.
+    """
 
     name: str | None
     data: dict[str, Any]
     words: tuple[Word, ...]
-    sources: tuple[Source, ...] = field(default=(), compare=False)
+    files: Callable[[], tuple[Source, ...]] = field(default=tuple, compare=False)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The files, the last merged last."""
+        return self.files()
 
     def word_for(self, keys: Keys) -> Word | None:
         """The last word that sets `keys`, or a value with `keys` in it."""
@@ -71,18 +79,19 @@ class Document:
 
         Where none says any, of the longest part of the first, else of the file of its group.
         """
+        sources = self.sources
         for keys in wanted:
-            for source in reversed(self.sources):
+            for source in reversed(sources):
                 line = source.line(keys)
                 if line is not None:
                     return source.path, line
         keys = wanted[0]
         for length in range(len(keys) - 1, 0, -1):
-            for source in reversed(self.sources):
+            for source in reversed(sources):
                 line = source.line(keys[:length]) if len(source.package) < length else None
                 if line is not None:
                     return source.path, line
-        owners = [s for s in self.sources if s.package == keys[: len(s.package)]]
+        owners = [s for s in sources if s.package == keys[: len(s.package)]]
         return (owners[-1].path, 1) if owners else None
 
     def error(self, message: str, keys: Iterable[Keys], hint: str | None = None) -> ComposeError:

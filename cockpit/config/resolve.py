@@ -241,9 +241,7 @@ class _Loader:
         if backend == "cpu" or VENDOR_OF[backend] == vendor:
             return
         has = "no GPU (vendor cpu)" if vendor == "cpu" else f"{vendor} GPUs"
-        message = (
-            f"training {config.training.name!r} is for {VENDOR_OF[backend]} GPUs, and server {name!r} has {has}."
-        )
+        message = f"training on {backend} is for {VENDOR_OF[backend]} GPUs, and server {name!r} has {has}."
         hint = f"Leave the training to the vendor, or say {name}:training={TRAINING_OF[vendor]}."
         if word is not None:
             raise word.error(message, hint)

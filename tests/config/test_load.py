@@ -180,6 +180,21 @@ def test_the_last_choice_of_a_group_counts(words: list[str], expected: str) -> N
     assert servers_of("duel-local", words)["left"].data.name == expected
 
 
+def test_a_choice_that_a_profile_leaves_open_is_made_on_the_command_line() -> None:
+    write("open.yaml", "defaults: [{model: '???'}, _self_]\nservers: {a: {}}\n")
+    assert "model is not chosen" in str(refusal("open"))
+    assert servers_of("open", ["model=tiny"])["a"].model.name == "tiny"
+
+
+def test_a_choice_counts_also_where_another_choice_brings_its_own() -> None:
+    write("model/wide.yaml", "name: wide\nhidden: 256\n")
+    write("exp/one.yaml", "# @package _global_\ndefaults: [/model: tiny]\n")
+    write("exp/two.yaml", "# @package _global_\ndefaults: [/model: wide]\n")
+    write("mine.yaml", "defaults: [{exp: one}, _self_]\nservers: {a: {}}\n")
+    assert servers_of("mine", ["exp=two"])["a"].model.name == "wide"
+    assert servers_of("mine", ["exp=two", "model=tiny"])["a"].model.name == "tiny"
+
+
 def test_deleting_a_key_gives_back_the_default_and_deleting_a_server_takes_it_away() -> None:
     assert servers_of("duel-local", ["~training.warmup_steps"])["left"].training.warmup_steps == 10
     assert list(servers_of("duel-local", ["~servers.left"])) == ["right"]
