@@ -289,7 +289,7 @@ def _choices(words: Sequence[Word], known: Mapping[str, Any], without: Sequence[
 def _apply(word: Word, document: Any) -> None:
     """Set or delete what a word says, as Hydra does after composing; a key needs no `+` here."""
     if word.is_sweep:
-        raise word.error("several values are a sweep.", "Add --multirun, or quote a text that holds commas.")
+        raise word.error("a key takes one value here.", "Quote a text that holds commas.")
     key = ".".join(word.path)
     if word.kind != "delete":
         try:
@@ -336,9 +336,22 @@ def compose_run(words: Sequence[str] = (), *, folders: Sequence[Path] | None = N
         return composer.validate(composer.compose(None, [*composer.parse(rest), *given]), RunConfig)
 
 
-def validate_data(data: dict[str, Any], model: type[M]) -> M:
-    """Plain data that comes from no file as `model`; raises the first of its problems as ComposeError."""
+def validate_data(data: dict[str, Any], model: type[M], words: Sequence[Word] = ()) -> M:
+    """Plain data that comes from no file, but maybe from `words`, as `model`; raises the first of its problems."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise explain(error, Document(None, data, ()), model)[0] from None
+        raise explain(error, Document(None, data, tuple(words)), model)[0] from None
+
+
+def data_of(texts: Sequence[str], model: type[BaseModel]) -> tuple[dict[str, Any], tuple[Word, ...]]:
+    """The plain data that words set (`address=local env.A=1`), their keys checked; raises ComposeError."""
+    words = tuple(parse(text, lambda _: False) for text in texts)
+    document = OmegaConf.create()
+    for word in words:
+        check_key(word, model)
+        _apply(word, document)
+    with translated(Document(None, {}, words), (), lambda _: []):
+        data = OmegaConf.to_container(document, resolve=False)
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}, words

@@ -87,8 +87,12 @@ def validate_all(profile: str, overrides: Sequence[str] = ()) -> list[ConfigErro
     return problems(profile, overrides)
 
 
-def write_server(name: str, values: Mapping[str, Any], *, overwrite: bool = False) -> Path:
-    """Write a server file into the user's folder and return its path. Raises ConfigError, and writes nothing then."""
+def write_server(name: str, values: Mapping[str, Any] | Sequence[str], *, overwrite: bool = False) -> Path:
+    """Write a server file into the user's folder and return its path.
+
+    `values` are keys of a server, or words that set them (`address=local env.NCCL_DEBUG=WARN`). Raises ConfigError,
+    and writes nothing then.
+    """
     from cockpit.config.write import write_server as _write
 
     return _write(name, values, overwrite=overwrite)

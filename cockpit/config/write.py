@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,19 @@ from cockpit.config.find import user_folder
 from cockpit.config.models import SERVER_NAME, Server
 from cockpit.config.resolve import as_config_error
 from cockpit.core.errors import ConfigError
-from runners.compose import validate_data
+from runners.compose import data_of, validate_data
 
 
-def write_server(name: str, values: Mapping[str, Any], *, overwrite: bool) -> Path:
+def write_server(name: str, values: Mapping[str, Any] | Sequence[str], *, overwrite: bool) -> Path:
     """See cockpit.config.write_server."""
     if not SERVER_NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} is no server name.", hint="Use letters, digits, _ and -, beginning with a letter or digit."
         )
     with as_config_error():
-        server = validate_data(dict(values), Server)
-    said = {key: value for key, value in server.model_dump(mode="json").items() if key in values}
+        data, words = (dict(values), ()) if isinstance(values, Mapping) else data_of(values, Server)
+        server = validate_data(data, Server, words)
+    said = {key: value for key, value in server.model_dump(mode="json").items() if key in data}
     path = user_folder() / "server" / f"{name}.yaml"
     if path.exists() and not overwrite:
         raise ConfigError(

@@ -53,6 +53,13 @@ def test_a_written_server_serves_any_profile_and_the_defaults_list() -> None:
     assert (info.address, info.vendor, info.user, info.problem) == ("me@box", "nvidia", True, None)
 
 
+def test_a_server_can_be_written_from_words() -> None:
+    write_server("8x", ["address=me@box", "env.A=1", "env.B='a b'", "gpus=0-3", "python=${oc.env:HOME}/py"])
+    server = servers_of("duel-local", servers=["8x"])["8x"].servers["8x"]
+    assert (server.address, server.env, server.gpus) == ("me@box", {"A": "1", "B": "a b"}, (0, 1, 2, 3))
+    assert server.python == "${oc.env:HOME}/py"
+
+
 def test_a_server_file_is_not_overwritten_unless_asked() -> None:
     path = write_server("box", {"address": "one"})
     with pytest.raises(ConfigError, match="already"):
@@ -67,6 +74,11 @@ def test_a_server_file_is_not_overwritten_unless_asked() -> None:
     ("name", "values", "says"),
     [
         ("../x", {}, "no server name"),
+        ("box", ["adress=x"], "Did you mean 'address'?"),
+        ("box", ["address"], "needs a '='"),
+        ("box", ["slots=1,2"], "takes one value here"),
+        ("box", ["gpus=x"], "'gpus=x': gpus 'x' is no list"),
+        ("box", ["env.HF_TOKEN=hunter2"], "name it in secrets"),
         ("a b", {}, "no server name"),
         ("box", {"adress": "x"}, "Did you mean 'address'?"),
         ("box", {"vendor": "intel"}, "must be one of"),
@@ -74,7 +86,7 @@ def test_a_server_file_is_not_overwritten_unless_asked() -> None:
         ("box", {"python": "???"}, "stands for one that is missing"),
     ],
 )
-def test_a_server_that_does_not_fit_is_not_written(name: str, values: dict[str, Any], says: str) -> None:
+def test_a_server_that_does_not_fit_is_not_written(name: str, values: dict[str, Any] | list[str], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         write_server(name, values)
     assert says in str(caught.value)
