@@ -41,15 +41,16 @@ def index(config: RunConfig, entry: Entry, cache: Path) -> Path:
         if not (folder / key).is_dir():
             part = scratch(folder, key)
             try:
-                dataset(config, entry, part)
+                datasets(config, entry, part)
                 os.rename(part, folder / key)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     return folder / key
 
 
-def dataset(config: RunConfig, entry: Entry, index_folder: Path) -> Any:
-    """The training samples: item i is {"tokens", "labels", ...}, int64 [sequence]. Call it on all ranks.
+def datasets(config: RunConfig, entry: Entry, index_folder: Path) -> tuple[Any, Any]:
+    """Samples for training and for validation (None where all documents train): item i is {"tokens", "labels", ...},
+    int64 [sequence]. The training samples are as many as are needed, validation is one pass. Call it on all ranks.
 
     Raises ConfigurationError where the training documents hold less than one sequence.
     """
@@ -71,17 +72,20 @@ def dataset(config: RunConfig, entry: Entry, index_folder: Path) -> Any:
         create_attention_mask=False,
     )
     sizes = [training.train_iters * training.global_batch, None, None]
-    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, settings).build()[0]
+    train, validation, _test = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, settings).build()
+    return train, validation
 
 
-def micro_batches(samples: Any, config: RunConfig, replica: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens and labels, int64 [micro batch, sequence] each, of data-parallel rank `replica`, step after step.
+def micro_batches(
+    samples: Any, config: RunConfig, replica: int, steps: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Tokens and labels, int64 [micro batch, sequence] each, of data-parallel rank `replica`, for `steps` steps.
 
     Micro batch j of a step holds the same samples whatever the layout; the ranks take them in turns.
     """
     training = config.training
     size, replicas = training.micro_batch, training.parallel.data
-    for step in range(training.train_iters):
+    for step in range(steps):
         for j in range(replica, training.global_batch // size, replicas):
             first = step * training.global_batch + j * size
             items = [samples[i] for i in range(first, first + size)]

@@ -71,6 +71,16 @@ class Reporter:
                 data={"step": step.step},
             )
 
+    def validation(self, loss: float | None) -> None:
+        """Print the validation's mean loss as Megatron's line, NAN where it is no number."""
+        value = math.nan if loss is None else loss
+        perplexity = math.exp(min(20.0, value))  # Megatron's cap
+        line = (
+            f" validation loss at iteration {self.config.training.train_iters}"
+            f" | lm loss value: {value:.6E} | lm loss PPL: {perplexity:.6E} |"
+        )
+        print("-" * len(line), line, "-" * len(line), sep="\n", flush=True)
+
     def line(self, step: Step, tflops: float, now: datetime) -> str:
         """Megatron's iteration line; the loss is left out where it is not a number, as Megatron does."""
         training = self.config.training

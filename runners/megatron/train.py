@@ -18,12 +18,15 @@ import torch.distributed as dist
 from runners import group, provenance, wire
 from runners.data import prepare, samples
 from runners.data.prepare import Entry
+from runners.data.samples import micro_batches
 from runners.errors import ConfigurationError, writing
 from runners.megatron import flops, grid, model, optimizer, report, schedules
 from runners.megatron.backend import Backend, select
 from runners.schema import RunConfig
 from runners.stages import Context, Outcome
 from runners.stages.wrap import artifact
+
+VALIDATION_STEPS = 16  # at most so many global batches
 
 
 @dataclass
@@ -37,7 +40,29 @@ class Training:
     updates: Any  # torch optimizer
     schedule: Any
     schedule_options: dict[str, Any]
-    batches: list[Iterator[Any]]  # one for each chunk
+    samples: Any
+    validation: Any  # samples, None where all documents train
+
+    def batches(self, samples: Any, steps: int) -> list[Iterator[Any]]:
+        """The micro batches of this rank, an iterator for each chunk."""
+        replica = self.groups.dp_cp.rank()
+        return [micro_batches(samples, self.config, replica, steps) for _ in self.chunks]
+
+    def pipeline(self, batches: list[Iterator[Any]], *, forward_only: bool) -> list[dict[str, Any]]:
+        """Run the schedule over one global batch; the micro batches' losses on the last stage, else nothing."""
+        settings = self.config.training
+        with self.backend.context():
+            losses: list[dict[str, Any]] = self.schedule(
+                forward_step_func=forward_step,
+                data_iterator=batches,
+                model=self.chunks,
+                num_microbatches=settings.global_batch // (settings.micro_batch * settings.parallel.data),
+                seq_length=settings.sequence_length,
+                micro_batch_size=settings.micro_batch,
+                forward_only=forward_only,
+                **self.schedule_options,
+            )
+        return losses
 
     @property
     def parameters(self) -> list[Any]:
@@ -65,8 +90,11 @@ def run(context: Context) -> Outcome:
             _introduce(context, backend, entry, vocab)
         reporter = report.Reporter(config, vocab, process.world)
         loss, seconds = loop(training, reporter, speak=process.last)
+        validation, count = validate(training)
         if process.last:
-            _finish(context, reporter, loss, seconds)
+            if count:
+                reporter.validation(validation)
+            _finish(context, reporter, loss, seconds, validation)
         dist.barrier()  # nobody leaves while another still works: its loss of a peer would hide the real cause
     return Outcome("done", f"{config.training.train_iters} iterations")
 
@@ -85,9 +113,16 @@ def set_up(config: RunConfig, backend: Backend, entry: Entry, index: Path, vocab
     options: dict[str, Any] = {"pg_collection": groups}
     if parallel.pipeline > 1:
         options["p2p_communicator"] = backend.communicator(groups.pp, chunks[0].config)
-    dataset = samples.dataset(config, entry, index)
-    batches = [samples.micro_batches(dataset, config, groups.dp_cp.rank()) for _ in chunks]
-    return Training(config, backend, groups, chunks, updates, schedules.select(parallel), options, batches)
+    return Training(
+        config,
+        backend,
+        groups,
+        chunks,
+        updates,
+        schedules.select(parallel),
+        options,
+        *samples.datasets(config, entry, index),
+    )
 
 
 def loop(training: Training, reporter: report.Reporter, *, speak: bool) -> tuple[float | None, float]:
@@ -95,11 +130,12 @@ def loop(training: Training, reporter: report.Reporter, *, speak: bool) -> tuple
     gc.collect()
     gc.freeze()  # the model is no garbage: later collections need not look at it
     loss, total = None, 0.0
+    batches = training.batches(training.samples, training.config.training.train_iters)
     for number in range(1, training.config.training.train_iters + 1):
         training.backend.synchronise()
         begin = time.perf_counter()
         rate = optimizer.learning_rate(training.config.training, number)
-        losses, norm, skipped = one_step(training, rate)
+        losses, norm, skipped = one_step(training, batches, rate)
         training.backend.synchronise()
         seconds = time.perf_counter() - begin
         total += seconds
@@ -109,7 +145,9 @@ def loop(training: Training, reporter: report.Reporter, *, speak: bool) -> tuple
     return loss, total
 
 
-def one_step(training: Training, rate: float) -> tuple[list[dict[str, Any]], float, bool]:
+def one_step(
+    training: Training, batches: list[Iterator[Any]], rate: float
+) -> tuple[list[dict[str, Any]], float, bool]:
     """Forward, backward and update; returns the micro batches' losses, the gradient's norm, whether it was skipped.
 
     An update whose gradient is not finite is skipped, on all ranks alike: they share the norm.
@@ -117,16 +155,7 @@ def one_step(training: Training, rate: float) -> tuple[list[dict[str, Any]], flo
     settings = training.config.training
     for chunk in training.chunks:
         chunk.zero_grad_buffer()
-    with training.backend.context():
-        losses = training.schedule(
-            forward_step_func=forward_step,
-            data_iterator=training.batches,
-            model=training.chunks,
-            num_microbatches=settings.global_batch // (settings.micro_batch * settings.parallel.data),
-            seq_length=settings.sequence_length,
-            micro_batch_size=settings.micro_batch,
-            **training.schedule_options,
-        )
+    losses = training.pipeline(batches, forward_only=False)
     norm = optimizer.gradient_norm(training.parameters, training.groups.tp, training.groups.mp)
     if not math.isfinite(norm):
         return losses, norm, True
@@ -138,6 +167,22 @@ def one_step(training: Training, rate: float) -> tuple[list[dict[str, Any]], flo
         parameters["lr"] = rate
     training.updates.step()
     return losses, norm, False
+
+
+@torch.no_grad()
+def validate(training: Training) -> tuple[float | None, int]:
+    """The mean loss over the validation documents and the number of samples it is of, at most VALIDATION_STEPS
+    global batches; (None, 0) where they do not fill one. The loss is known on the last pipeline stage.
+    """
+    size = training.config.training.global_batch
+    steps = min(VALIDATION_STEPS, len(training.validation) // size) if training.validation is not None else 0
+    if not steps:
+        return None, 0
+    for chunk in training.chunks:
+        chunk.eval()
+    batches = training.batches(training.validation, steps)
+    losses = [entry for _ in range(steps) for entry in training.pipeline(batches, forward_only=True)]
+    return mean_loss(training, losses), steps * size
 
 
 def forward_step(batches: Iterator[Any], chunk: Any) -> tuple[Any, Any]:
@@ -201,13 +246,16 @@ def _introduce(context: Context, backend: Backend, entry: Entry, vocab: int) -> 
     wire.emit("diagnostic", **entry.diagnostic())
 
 
-def _finish(context: Context, reporter: report.Reporter, loss: float | None, seconds: float) -> None:
+def _finish(
+    context: Context, reporter: report.Reporter, loss: float | None, seconds: float, validation: float | None
+) -> None:
     """Write train.json and say the result."""
     training = context.config.training
     result = {
         "schema": "ekvi.train/1",
         "run": context.run,
         "final_loss": loss,
+        "validation_loss": validation,
         "steps": training.train_iters,
         "tokens": reporter.tokens,
         "samples": training.train_iters * training.global_batch,

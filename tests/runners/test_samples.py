@@ -28,7 +28,6 @@ class Numbered:
 def layout(replicas: int, micro: int, per_replica: int) -> RunConfig:
     return RunConfig(
         training=Training(
-            train_iters=3,
             micro_batch=micro,
             global_batch=micro * replicas * per_replica,
             parallel=Parallel(data=replicas),
@@ -42,7 +41,7 @@ def test_replicas_share_out_what_one_process_would_read(replicas: int, micro: in
     from runners.data.samples import micro_batches
 
     def read(config: RunConfig, replica: int) -> list[list[int]]:
-        return [tokens[:, 0].tolist() for tokens, _labels in micro_batches(Numbered(), config, replica)]
+        return [tokens[:, 0].tolist() for tokens, _labels in micro_batches(Numbered(), config, replica, 3)]
 
     split = layout(replicas, micro, per_replica)
     alone = read(layout(1, micro, per_replica * replicas), 0)
@@ -68,9 +67,10 @@ def test_samples_are_what_the_tokenizer_wrote(small: tuple[RunConfig, prepare.En
     from runners.data import samples
 
     config, entry, cache = small
-    dataset = samples.dataset(config, entry, samples.index(config, entry, cache))
+    dataset, validation = samples.datasets(config, entry, samples.index(config, entry, cache))
     stream = np.fromfile(f"{entry.prefix}.bin", dtype=np.uint16)
     assert len(dataset) >= 4 * config.training.global_batch
+    assert validation is None
     end = (stream == 0).nonzero()[0]
     assert len(end) == 12  # one mark a document
     windows = {stream[i : i + 8].tobytes() for i in range(len(stream) - 8)}
@@ -91,7 +91,7 @@ def test_the_index_is_built_once(
 
     config, entry, cache = small
     first = samples.index(config, entry, cache)
-    monkeypatch.setattr(samples, "dataset", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(samples, "datasets", lambda *_: pytest.fail("built again"))
     assert samples.index(config, entry, cache) == first
     assert len(list(first.iterdir())) == 4
 

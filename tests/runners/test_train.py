@@ -29,11 +29,17 @@ LINE = re.compile(
 
 def config(**parallel: int) -> dict[str, Any]:
     training = {"train_iters": ITERATIONS, "micro_batch": 2, "warmup_steps": 2, "parallel": parallel}
-    return {"training": training}
+    return {"training": training, "data": {"train_split": 0.8}}
 
 
 def losses(result: Result) -> list[float]:
     return [line["loss"] for line in result.wires("iteration")]
+
+
+def validation(result: Result) -> float:
+    """The loss of the one validation line."""
+    (found,) = re.findall(r"^ validation loss at iteration 10 \| lm loss value: (\S+) \|", result.out, re.MULTILINE)
+    return float(found)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +73,7 @@ def test_the_model_learns(one: tuple[Place, Result]) -> None:
     curve = losses(one[1])
     assert 6.8 < curve[0] < 7.1  # ln 1024 = 6.93
     assert curve[-1] < curve[0] - 0.2
+    assert abs(validation(one[1]) - curve[-1]) < 0.5
 
 
 def test_the_run_says_what_made_it(one: tuple[Place, Result]) -> None:
@@ -88,6 +95,7 @@ def test_the_result_is_written_and_wrapped(one: tuple[Place, Result]) -> None:
     place, result = one
     written = json.loads((place.out / "train.json").read_text())
     assert written["final_loss"] == losses(result)[-1]
+    assert written["validation_loss"] == pytest.approx(validation(result), rel=1e-6)
     assert (written["steps"], written["tokens"]) == (ITERATIONS, 1024 * ITERATIONS)
     assert result.diagnostic("result")["data"] == written
     for artifact in result.wires("artifact"):
@@ -110,6 +118,7 @@ def test_a_layout_gives_the_one_process_curve(
     curve = losses(result)
     assert len(curve) == ITERATIONS
     assert curve == pytest.approx(losses(one[1]), abs=1e-5)
+    assert validation(result) == pytest.approx(validation(one[1]), abs=1e-5)
     norms, expected = ([line["grad_norm"] for line in r.wires("iteration")] for r in (result, one[1]))
     assert norms == pytest.approx(expected, abs=1e-4)
     assert result.stages == [("train", "start"), ("train", "done")]
