@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,8 +53,7 @@ async def plan(wish: Wish, connect: Connect) -> GroupPlan:
     if vendors:
         found = await asyncio.to_thread(_load, load, wish, vendors)
     now = datetime.now(UTC)
-    made = make_plan(found, group=group_id(wish.profile, now), repeats=wish.repeats, stage=wish.stage)
-    return dataclasses.replace(made, theme=found.base.theme.name)
+    return make_plan(found, group=group_id(wish.profile, now), repeats=wish.repeats, stage=wish.stage)
 
 
 def _load(load: Callable[..., Any], wish: Wish, vendors: Mapping[str, str] | None) -> Any:

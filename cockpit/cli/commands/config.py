@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cockpit.cli.tables import print_table
-from cockpit.core.errors import ConfigError, Exit
+from cockpit.core.errors import Exit
 
 
 def profiles_list(args: argparse.Namespace) -> int:
@@ -16,7 +16,12 @@ def profiles_list(args: argparse.Namespace) -> int:
     from cockpit.config import find_profiles
 
     rows = [
-        {"name": p.name, "description": p.description, "where": "yours" if p.user else "shipped"}
+        {
+            "name": p.name,
+            "description": p.description,
+            "where": "yours" if p.user else "shipped",
+            "problem": p.problem,
+        }
         for p in find_profiles()
     ]
     return _rows(args, rows, "no profiles: this installation is not whole")
@@ -38,22 +43,17 @@ def profiles_show(args: argparse.Namespace) -> int:
 
 def profiles_validate(args: argparse.Namespace) -> int:
     """Check the named profiles, or all of them; each error is one sentence, exit 2 where there is any."""
-    from cockpit.config import find_profiles, load
+    from cockpit.config import find_profiles, validate_all
 
     names = args.profile or [p.name for p in find_profiles()]
-    found = []
-    for name in names:
-        try:
-            load(name, args.overrides)
-            found.append({"name": name, "valid": True, "error": None})
-        except ConfigError as error:
-            found.append({"name": name, "valid": False, "error": str(error)})
+    found = {name: [str(error) for error in validate_all(name, args.overrides)] for name in names}
     if args.output == "json":
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        rows = [{"name": name, "valid": not errors, "errors": errors} for name, errors in found.items()]
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
-        for row in found:
-            sys.stdout.write(f"{row['name']}: {'valid' if row['valid'] else row['error']}\n")
-    return int(Exit.OK if all(row["valid"] for row in found) else Exit.USAGE)
+        for name, errors in found.items():
+            sys.stdout.write("\n".join(f"{name}: {line}" for line in errors or ["valid"]) + "\n")
+    return int(Exit.USAGE if any(found.values()) else Exit.OK)
 
 
 def servers_list(args: argparse.Namespace) -> int:
