@@ -79,10 +79,10 @@ def _work_queue(queue: Queue, echo: bool, tell: Callable[[dict[str, Any]], None]
     lock = take_queue(queue)
     if lock is None:
         log.say("another agent works %s: nothing to do here" % queue.path)
-        tell({"started": False, "already": True, **_agent(queue.path)})
+        tell({"started": False, "already": True, **_who(_agent(queue.path))})
         return
     try:
-        Worker(queue, log).work(lambda about: tell({"started": True, "already": False, **about}))
+        Worker(queue, log).work(lambda about: tell({"started": True, "already": False, **_who(about)}))
     except Exception:
         log.say("the agent failed; what it started goes on:\n%s" % traceback.format_exc())
         raise
@@ -101,6 +101,10 @@ def _start(args: argparse.Namespace) -> int:
 
 def _start_queue(queue: Queue) -> dict[str, Any]:
     return daemon.detach(queue.file("agent.log"), lambda tell: _work_queue(queue, echo=False, tell=tell))
+
+
+def _who(about: dict[str, Any]) -> dict[str, Any]:
+    return {key: about.get(key) for key in ("pid", "agent_id", "version")}
 
 
 def _agent(path: str) -> dict[str, Any]:

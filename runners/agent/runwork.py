@@ -64,7 +64,7 @@ class RunWork:
         self._shim: subprocess.Popen[bytes] | None = None
         self._tries = 0
         self._next_try = 0.0
-        self._spool_state = "ok"
+        self._spool_told = ("ok", False)
         self._ended: dict[str, Any] | None = None
         self._sweep_until = 0.0
         self._recover()
@@ -113,6 +113,11 @@ class RunWork:
             if self._goes_on(self._ended["because"]):
                 self._ended.update(because=because, reason=reason)
             return
+        rec = record.read(self._record(self.index))
+        if rec is not None and rec["ended"]:
+            return  # it was faster: `step` notes its end, and a stage that would follow is not begun
+        if rec is not None and rec["phase"] == record.RUNNING:
+            self._note_running(rec)
         self.stopping = Stopping(because, reason, wchan or {}, time.monotonic() + self.stage.stop_grace_s)
         self.states.add(
             states.STOPPING, reason, stage=self.stage.stage, data={"because": because, "wchan": wchan or {}}
@@ -184,14 +189,16 @@ class RunWork:
                 "grace_s": stage.stop_grace_s,
                 "stage": stage.stage,
             }
-            self._shim = subprocess.Popen(
-                [*shim.argv(sys.executable), self._record(self.index)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(fd, self.slot.fd),
-                start_new_session=True,
-                cwd="/",
-            )
+            with self.log.file() as words:  # never the agent's own stderr: whoever reads that waits for its end
+                self._shim = subprocess.Popen(
+                    [*shim.argv(sys.executable), self._record(self.index)],
+                    stdin=subprocess.PIPE,
+                    stdout=words,
+                    stderr=words,
+                    pass_fds=(fd, self.slot.fd),
+                    start_new_session=True,
+                    cwd="/",
+                )
             assert self._shim.stdin is not None
             with contextlib.suppress(BrokenPipeError), self._shim.stdin as pipe:  # broken: seen by the record
                 pipe.write(shim.message(task))
@@ -199,7 +206,7 @@ class RunWork:
             os.close(fd)
         self.slot.tell({"group": self.queue.group, "run": self.spec.run, "pid": self._shim.pid})
         self.phase = LIVE
-        self._spool_state = "ok"
+        self._spool_told = ("ok", False)
 
     # --- watching it
 
@@ -231,12 +238,13 @@ class RunWork:
 
     def _note_spool(self, rec: dict[str, Any]) -> None:
         """One word when output is no longer kept, and one when it is again."""
-        if rec["spool_state"] == self._spool_state or self.stopping is not None:
+        state = rec["spool_state"], rec["dropped_by"] > 0
+        if state == self._spool_told or self.stopping is not None:
             return
-        self._spool_state = rec["spool_state"]
-        if self._spool_state == "full":
+        self._spool_told = state
+        if state[0] == "full":
             reason = "no space left under %s: output is not kept, the training goes on" % self.queue.work
-        elif self._spool_state == "capped":
+        elif state[0] == "capped":
             reason = "the output passed its bound of %d bytes and is not kept from here on; the training goes on"
             reason %= self.queue.spool_max_by
         else:
@@ -281,6 +289,7 @@ class RunWork:
     def _stage_ended(self, rec: dict[str, Any]) -> None:
         if rec["error"] is None:
             self._note_running(rec)
+            self._note_spool(rec)
         else:
             self._say_started()
         if self.stopping is not None:

@@ -172,7 +172,8 @@ class Desk:
             with contextlib.suppress(psutil.Error):
                 if p.pid == os.getpid() or p.status() == psutil.STATUS_ZOMBIE:
                     continue
-                if str(self.work) in " ".join(p.cmdline()) or p.environ().get("EKVI_OUT", "").startswith(str(self.work)):
+                out = p.environ().get("EKVI_OUT", "")
+                if str(self.work) in " ".join(p.cmdline()) or out.startswith(str(self.work)):
                     found.append(p)
         return found
 
@@ -185,6 +186,14 @@ class Desk:
         for p in self.marked():
             with contextlib.suppress(psutil.Error):
                 p.send_signal(signal.SIGKILL)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet has."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def numbered(lines: list[dict[str, Any]]) -> bool:

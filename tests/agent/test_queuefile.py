@@ -1,0 +1,124 @@
+"""queue.json is read strictly; placeholders and environments follow the contract."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.agent import queuefile
+from runners.agent.base import AgentError
+from runners.agent.queuefile import Queue
+
+PLACES = ("RUN_DIR", "OUT_DIR", "CODE_DIR", "CACHE_DIR", "WORK_DIR")
+
+
+def _body(**more: Any) -> dict[str, Any]:
+    run = {"run": "r1", "server": "left", "env": {}, "stages": [{"stage": "train", "argv": ["true"]}]}
+    return {"schema": "ekvi.queue/1", "group": "g", "key": "k", "slot": "s", "runs": [run], **more}
+
+
+def _write(tmp_path: Path, text: str) -> Path:
+    q = tmp_path / "work" / "groups" / "g.k"
+    q.mkdir(parents=True)
+    (q / "queue.json").write_text(text)
+    return q
+
+
+def _load(tmp_path: Path, **more: Any) -> Queue:
+    return queuefile.load(str(_write(tmp_path, json.dumps(_body(**more)))))
+
+
+def _run(**more: Any) -> list[dict[str, Any]]:
+    return [{"run": "r1", "stages": [{"stage": "train", "argv": ["true"], **more}]}]
+
+
+def test_defaults(tmp_path: Path) -> None:
+    queue = _load(tmp_path)
+    stage = queue.runs[0].stages[0]
+    assert (queue.slots, queue.cooldown_s, queue.hz, queue.code) == (1, 0.0, 2.0, None)
+    assert (stage.timeout_s, stage.stall_after_s, stage.stop_grace_s, stage.cwd) == (None, None, 10.0, None)
+    assert queue.work == str((tmp_path / "work").resolve())
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"schema": "ekvi.queue/2"}, "ekvi.queue/2"),
+        ({"group": "../up"}, "group is '../up'"),
+        ({"slot": "a/b"}, "slot is 'a/b'"),
+        ({"slots": 0}, "slots must be a number from 1 on"),
+        ({"cooldown_s": "long"}, 'cooldown_s must be a number from 0 on, it is "long"'),
+        ({"cooldown_s": True}, "cooldown_s must be a number"),
+        ({"code": "xyz"}, "code is 'xyz'"),
+        ({"runs": {}}, "runs must be a list"),
+        ({"runs": [{"run": "r1", "stages": []}]}, "runs[0].stages must not be empty"),
+        ({"runs": _run() * 2}, "runs name a run twice"),
+        ({"runs": _run(argv=[])}, "runs[0].stages[0].argv must be a list of texts"),
+        ({"runs": _run(argv=["a\0b"])}, "runs[0].stages[0].argv"),
+        ({"runs": _run(env={"A": 1})}, "runs[0].stages[0].env.A must be text"),
+        ({"runs": _run(timeout_s=-1)}, "runs[0].stages[0].timeout_s must be a number from 0 on"),
+        ({"runs": _run(argv=["${CODE_DIR}/x"])}, "runs use ${CODE_DIR}, but `code` is null"),
+    ],
+)
+def test_says_what_is_wrong_where(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(AgentError) as caught:
+        _load(tmp_path, **more)
+    assert words in str(caught.value)
+    assert "queue.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00", '{"schema": null}'])
+def test_what_is_no_queue_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(AgentError, match=r"queue\.json"):
+        queuefile.load(str(_write(tmp_path, text)))
+
+
+def test_a_folder_elsewhere_is_no_queue(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match=r"has no queue\.json"):
+        queuefile.load(str(tmp_path))
+    (tmp_path / "queue.json").write_text(json.dumps(_body()))
+    with pytest.raises(AgentError, match="does not lie in the folder `groups`"):
+        queuefile.load(str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    return _load(tmp_path_factory.mktemp("queue"), code="0123456789abcdef")
+
+
+@given(st.lists(st.sampled_from([f"${{{p}}}" for p in PLACES]) | st.text(alphabet="a/${}_RUNDIHOME ", max_size=8)))
+def test_only_the_five_placeholders_are_replaced(queue: Queue, parts: list[str]) -> None:
+    text = "".join(parts)
+    run_dir = f"{queue.path}/runs/r1"
+    expected = text
+    for name, value in (
+        ("RUN_DIR", run_dir),
+        ("OUT_DIR", run_dir + "/out"),
+        ("CODE_DIR", queue.work + "/code/0123456789abcdef"),
+        ("CACHE_DIR", queue.work + "/cache"),
+        ("WORK_DIR", queue.work),
+    ):
+        expected = expected.replace(f"${{{name}}}", value)
+    assert queue.expand(text, "r1") == expected
+
+
+def test_the_stage_has_the_last_word_but_for_our_own_variables(queue: Queue) -> None:
+    stage = queue.runs[0].stages[0]._replace(env={"B": "stage ${OUT_DIR}", "EKVI_RUN": "other"})
+    run = queue.runs[0]._replace(env={"A": "run", "B": "run"})
+    env = queue.environment(run, stage, {"A": "own", "HOME": "/h"})
+    out = f"{queue.path}/runs/r1/out"
+    assert env == {
+        "A": "run",
+        "B": f"stage {out}",
+        "HOME": "/h",
+        "EKVI_OUT": out,
+        "EKVI_CACHE": queue.work + "/cache",
+        "EKVI_RUN": "r1",
+        "EKVI_STAGE": "train",
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,220 @@
+"""Telemetry of a CPU server: /proc and RAPL as they are, None where they are not, gaps where ticks are missing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from runners.agent import telemetry
+from runners.agent.hostread import CpuSource, Rapl
+from runners.agent.telemetry import TickFile
+from tests.agent.support import REPO, Desk, until
+
+
+class Tree:
+    """A /proc and a powercap tree that a test sets."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc = root / "proc"
+        self.powercap = root / "powercap"
+        self.proc.mkdir()
+        self.cpu(1000, 3000)
+        (self.proc / "meminfo").write_text("MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  400 kB\n")
+        (self.proc / "cpuinfo").write_text("processor : 0\nmodel name : A CPU\n")
+
+    def cpu(self, busy: int, idle: int) -> None:
+        """Ticks since boot; half of the idle ones wait for disks, and guests are counted in user already."""
+        (self.proc / "stat").write_text(f"cpu  {busy} 0 0 {idle // 2} {idle - idle // 2} 0 0 0 {busy} 0\ncpu0 1 2\n")
+
+    def zone(self, number: int, name: str, uj: int, wrap: int = 1_000_000) -> Path:
+        folder = self.powercap / f"intel-rapl:{number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "name").write_text(name + "\n")
+        (folder / "max_energy_range_uj").write_text(f"{wrap}\n")
+        (folder / "energy_uj").write_text(f"{uj}\n")
+        return folder
+
+    def source(self) -> CpuSource:
+        return CpuSource(str(self.proc), str(self.powercap))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_use_is_a_share_of_the_time_since_the_sample_before(tree: Tree) -> None:
+    source = tree.source()
+    assert source.sample()["cpu_util"] is None
+    tree.cpu(1000 + 30, 3000 + 70)
+    assert source.sample()["cpu_util"] == pytest.approx(0.3)
+    assert source.sample()["cpu_util"] is None  # no time passed: unknown, not 0
+
+
+def test_memory_in_use_is_what_no_program_could_get(tree: Tree) -> None:
+    sample = tree.source().sample()
+    assert (sample["mem_used"], sample["mem_total"]) == (600 * 1024, 1000 * 1024)
+
+
+def test_energy_sums_the_packages_over_a_wrap_and_leaves_psys_out(tree: Tree) -> None:
+    tree.zone(0, "package-0", 999_000)
+    tree.zone(1, "package-1", 100)
+    tree.zone(2, "psys", 500_000)
+    source = tree.source()
+    first = source.sample()
+    assert (first["energy_src"], first["power_w"]) == ("rapl", None)
+    tree.zone(0, "package-0", 1_000)
+    tree.zone(1, "package-1", 600)
+    second = source.sample()
+    assert second["energy_j"] - first["energy_j"] == pytest.approx((2_000 + 500) / 1e6)
+    assert second["power_w"] > 0
+    assert source.unavailable == {}
+
+
+def test_power_is_energy_over_time(tree: Tree) -> None:
+    tree.zone(0, "package-0", 0, wrap=10**12)
+    rapl = Rapl(str(tree.powercap))
+    with mock.patch("runners.agent.hostread.time.monotonic", side_effect=[10.0, 12.0]):
+        rapl.sample()
+        tree.zone(0, "package-0", 300_000_000)
+        assert rapl.sample() == (300.0, 150.0)
+
+
+def test_a_counter_that_cannot_be_read_is_none_for_that_tick_and_loses_nothing(tree: Tree) -> None:
+    tree.zone(0, "package-0", 1_000)
+    source = tree.source()
+    source.sample()
+    tree.zone(0, "package-0", 0).joinpath("energy_uj").write_text("oops")
+    assert source.sample()["energy_j"] is None
+    tree.zone(0, "package-0", 5_000)
+    assert source.sample()["energy_j"] == pytest.approx(5_000 / 1e6)
+
+
+def test_what_is_missing_is_none_and_says_why(tmp_path: Path) -> None:
+    source = CpuSource(str(tmp_path / "no"), str(tmp_path / "no"))
+    assert set(source.sample().values()) == {None}
+    assert set(source.unavailable) == {"cpu_util", "mem_used", "mem_total", "energy_j", "power_w"}
+    assert "no RAPL package energy" in source.unavailable["energy_j"]
+
+
+# --- the file
+
+HELLO: dict[str, Any] = {"type": "hello", "agent_id": "a"}
+
+
+def _tick(file: TickFile, skipped: int = 0) -> None:
+    file.tick(time.monotonic_ns(), time.time_ns(), skipped, {"cpu_util": None})
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def _covered(lines: list[dict[str, Any]]) -> list[int]:
+    """Every seq that a tick or a gap speaks of, in order."""
+    found: list[int] = []
+    for line in lines:
+        if line["type"] == "tick":
+            found.append(line["seq"])
+        elif line["type"] == "gap":
+            found.extend(range(line["from_seq"], line["to_seq"] + 1))
+    return found
+
+
+def test_late_ticks_are_left_out_and_counted(tmp_path: Path) -> None:
+    file = TickFile(str(tmp_path / "t.jsonl"), HELLO, 10.0)
+    _tick(file)
+    _tick(file, skipped=3)
+    file.close()
+    lines = _read(tmp_path / "t.jsonl")
+    assert [line["type"] for line in lines] == ["hello", "tick", "gap", "tick"]
+    assert lines[2] == {"type": "gap", "from_seq": 1, "to_seq": 3, "reason": "late"}
+    assert _covered(lines) == [0, 1, 2, 3, 4]
+
+
+def test_a_new_agent_says_hello_and_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    file = TickFile(str(path), HELLO, 10.0)
+    file.tick(0, time.time_ns() - 2_050_000_000, 0, {})
+    file.close()
+    path.write_bytes(path.read_bytes() + b'{"type":"tick","se')
+    again = TickFile(str(path), {**HELLO, "agent_id": "b"}, 10.0)
+    _tick(again)
+    again.close()
+    lines = _read(path)
+    assert [line["type"] for line in lines] == ["hello", "tick", "hello", "gap", "tick"]
+    assert lines[3] == {"type": "gap", "from_seq": 1, "to_seq": 19, "reason": "the agent was away"}
+    assert lines[4]["seq"] == 20
+
+
+def test_a_full_disk_leaves_whole_lines_and_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = TickFile(str(tmp_path / "t.jsonl"), HELLO, 10.0)
+    free = 1 << 30
+    monkeypatch.setattr(telemetry, "free_by", lambda path: free)
+    _tick(file)
+    free = 0
+    _tick(file)
+    _tick(file)
+    free = 1 << 30
+    _tick(file)
+    file.close()
+    lines = _read(tmp_path / "t.jsonl")
+    assert [line["type"] for line in lines] == ["hello", "tick", "gap", "tick"]
+    assert lines[2]["reason"] == "no space left on the disk"
+    assert _covered(lines) == [0, 1, 2, 3]
+
+
+def test_a_file_at_its_bound_says_so_once_also_for_the_next_agent(tmp_path: Path) -> None:
+    for _ in range(2):
+        file = TickFile(str(tmp_path / "t.jsonl"), HELLO, 10.0, bound_by=300)
+        for _ in range(20):
+            _tick(file)
+        file.close()
+    lines = _read(tmp_path / "t.jsonl")
+    assert lines[-1]["to_seq"] is None
+    assert "bound of 300 bytes" in lines[-1]["reason"]
+    assert [line["type"] for line in lines].count("gap") == 1
+    assert (tmp_path / "t.jsonl").stat().st_size < 600
+
+
+# --- the command
+
+
+def test_sample_writes_at_its_rate_until_it_is_stopped(desk: Desk, tmp_path: Path) -> None:
+    out = tmp_path / "ticks.jsonl"
+    command = [sys.executable, "-m", "runners.agent", "sample", "--out", str(out), "--hz", "50"]
+    sampler = subprocess.Popen(command, cwd=REPO)
+    try:
+        until(lambda: out.exists() and out.read_bytes().count(b'"tick"') >= 10, "ten ticks")
+    finally:
+        sampler.send_signal(signal.SIGTERM)
+        assert sampler.wait(10) == 0
+    lines = _read(out)
+    hello, ticks = lines[0], [line for line in lines if line["type"] == "tick"]
+    assert (hello["schema"], hello["backend"], hello["vendor"], hello["hz"]) == ("ekvi.gpu/1", "cpu", "cpu", 50.0)
+    assert hello["devices"] == ticks[0]["devices"] == []
+    seqs = _covered(lines)
+    assert seqs == list(range(len(seqs)))
+    first, last = ticks[0], ticks[-1]
+    # absolute deadlines: a tick is never before its own, and a wait's slack does not add up
+    due_ns = (last["seq"] - first["seq"]) / 50 * 1e9
+    assert last["t_mono_ns"] - first["t_mono_ns"] == pytest.approx(due_ns, abs=0.06e9)
+    assert all(0 <= tick["host"]["cpu_util"] <= 1 for tick in ticks[1:] if tick["host"]["cpu_util"] is not None)
+    assert ticks[-1]["host"]["mem_used"] > 0
+
+
+def test_sample_ends_by_itself_and_refuses_a_senseless_rate(desk: Desk, tmp_path: Path) -> None:
+    out = str(tmp_path / "t.jsonl")
+    assert desk.call("sample", "--out", out, "--hz", "20", "--seconds", "0.2").returncode == 0
+    assert len(_read(tmp_path / "t.jsonl")) >= 2
+    refused = desk.call("sample", "--out", out, "--hz", "0")
+    assert refused.returncode == 1
+    assert b"--hz must lie in" in refused.stderr
