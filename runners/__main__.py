@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runners import wire
+from runners import provenance, wire  # noqa: F401 provenance notes the environment before libraries add to it
 from runners.errors import ConfigurationError, RunnerError
 from runners.process import Folders, Process
 
@@ -164,7 +164,8 @@ def report(error: RunnerError, process: Process) -> None:
     if error.every_rank and not process.first:
         time.sleep(YIELD_S)
         return
-    who = f"rank {process.rank}: " if process.world > 1 and not error.every_rank else ""
+    named = error.every_rank or process.world == 1 or str(error).startswith("rank ")
+    who = "" if named else f"rank {process.rank}: "
     print(f"error: {who}{error}", file=sys.stderr, flush=True)
     data = {"kind": type(error).__name__, "rank": process.rank}
     wire.emit("diagnostic", level="error", code="error", message=f"{who}{error}", data=data)

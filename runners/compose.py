@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -29,6 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+from typing_extensions import Self
 
 from runners.explain import Document, Keys, Source, explain, keys_below, shape_problem, show
 from runners.refusals import RAISED, translated

@@ -31,7 +31,8 @@ def joined(process: Process, collective: str) -> Iterator[None]:
     seconds = timeout_s()
     try:
         if process.launched:
-            dist.init_process_group(collective, timeout=timedelta(seconds=seconds))
+            own = torch.device("cuda", process.local_rank) if collective == "nccl" else None
+            dist.init_process_group(collective, timeout=timedelta(seconds=seconds), device_id=own)
         else:
             dist.init_process_group(collective, store=dist.HashStore(), rank=0, world_size=1)
     except (RuntimeError, ValueError, OSError) as error:  # torch's DistError is a RuntimeError

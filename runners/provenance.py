@@ -17,6 +17,7 @@ _PREFIXES = (
     *("TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_", "NVTE_", "AITER_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "HIP_", "HIPBLASLT_", "ROCR_", "HSA_", "MIOPEN_"),
 )
+STARTED_WITH = dict(os.environ)  # libraries add their own on import; what counts is what the run was given
 _NAMES = frozenset({"LD_PRELOAD", "PYTHONHASHSEED"})
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
@@ -70,6 +71,6 @@ def collect(torch: Any, *, world: int, extra: Iterable[str] = (), **fields: Any)
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "world": world,
-        "env": environment(os.environ),
+        "env": environment(STARTED_WITH),
         **fields,
     }

@@ -6,7 +6,12 @@ plain integers.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Self,  # typing has it from 3.11 on; pydantic brings this one
+)
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
