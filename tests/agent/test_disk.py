@@ -103,7 +103,7 @@ def test_a_training_that_fills_the_disk_goes_on_and_the_queue_too(small: Desk, g
     assert len(reasons) == 1
     assert "no space left under" in reasons[0]
     assert "the training goes on" in reasons[0]
-    assert small.log().count("output is not kept") == 1
+    assert small.log().count("run a: no space left") == 1
     assert small.last("b")["state"] == "SUCCEEDED"
     assert all(numbered(small.states(run)) for run in ("a", "b"))
 

@@ -6,12 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from runners.agent import record
+from runners.agent.base import is_locked
 from tests.agent.support import COUNT, Desk, gone, numbered, python, stage, until
 
 STEP_COUNT = 4
@@ -34,17 +36,27 @@ def _expected(n: int) -> bytes:
 
 def _events(desk: Desk, run: str, gates: Path) -> Iterator[tuple[str, Callable[[], bool]]]:
     """What a run's files show one after the other. Its gates are opened while no agent lives."""
-    for state in ("PENDING", "STARTING"):
-        yield state, lambda: state in desk.names(run)
-    yield "the record", (desk.run_dir(run) / "shim.0.json").exists
-    for phase in ("starting", "running"):
-        yield phase, lambda: (desk.record(run) or {"phase": "new"})["phase"] in (phase, "running")
-    yield "RUNNING", lambda: "RUNNING" in desk.names(run)
+
+    def told(state: str) -> bool:
+        return state in desk.names(run)
+
+    def reached(*phases: str) -> bool:
+        return (desk.record(run) or {"phase": None})["phase"] in phases
+
+    def printed(lines: int) -> bool:
+        return desk.spool(run).count(b"\n") == lines
+
+    yield "PENDING", partial(told, "PENDING")
+    yield "STARTING", partial(told, "STARTING")
+    yield "a new record", partial(reached, "new", "starting", "running")
+    yield "a shim", partial(reached, "starting", "running")
+    yield "a process", partial(reached, "running")
+    yield "RUNNING", partial(told, "RUNNING")
     for step in range(STEP_COUNT):
-        yield f"step {step}", lambda: desk.spool(run).count(b"\n") == 40 * (step + 1)
+        yield f"step {step}", partial(printed, 40 * (step + 1))
         (gates / str(step)).touch()
-    yield "the end", lambda: bool((desk.record(run) or {}).get("ended"))
-    yield "SUCCEEDED", lambda: "SUCCEEDED" in desk.names(run)
+    yield "the end", partial(reached, "ended")
+    yield "SUCCEEDED", partial(told, "SUCCEEDED")
 
 
 def test_an_agent_killed_at_every_event_loses_and_repeats_nothing(packed: Desk, tmp_path: Path) -> None:
@@ -56,6 +68,7 @@ def test_an_agent_killed_at_every_event_loses_and_repeats_nothing(packed: Desk, 
     for run, folder in gates.items():
         for what, happened in _events(packed, run, folder):
             agent = packed.work_here()
+            until(lambda: is_locked(str(packed.q / "agent.lock")), "the agent has the queue")
             until(happened, f"{what} of {run}: {packed.names(run)} {packed.log()}")
             packed.kill_agent(agent)
             kills += 1
