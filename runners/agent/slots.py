@@ -32,10 +32,13 @@ class Slot:
         self.tell({"ended": time.time()})
         os.close(self.fd)
 
-    def rest_s(self, cooldown_s: float) -> float:
-        """Seconds that the slot is to lie idle before the next run; the whole cool-down where its end is unknown."""
+    def rest_s(self, cooldown_s: float, run: str) -> float:
+        """Seconds that the slot is to lie idle before `run`; the whole cool-down where the last end is unknown.
+
+        None for a run's next stage, also where another agent started the stage before.
+        """
         info = read_info(self.path)
-        if not info:
+        if not info or info.get("run") == run:
             return 0.0
         ended = info.get("ended")
         past = time.time() - ended if isinstance(ended, (int, float)) else 0.0

@@ -19,8 +19,8 @@ from .runwork import DONE, WAITING, RunWork
 from .slots import Slot, take
 from .telemetry import Sampler
 
-CONTROL_S = 0.2
-IDLE_S = 0.1
+CONTROL_S = 0.15
+IDLE_S = 0.2  # a shim of our own that ends wakes us at once
 HURRY_S = 0.02
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -177,7 +177,7 @@ class Worker:
                     run.pending(held)
                     return False
                 self._slot = slot
-                self._slot_until = time.monotonic() + slot.rest_s(self.queue.cooldown_s)
+                self._slot_until = time.monotonic() + slot.rest_s(self.queue.cooldown_s, run.spec.run)
         except OSError as error:
             run.pending("waits: the slot's file cannot be made (%s)" % error.strerror)
             return False
