@@ -78,7 +78,7 @@ def load_theme(path: Path) -> ThemeData:
         raise ConfigError("a theme needs `colors:` with a colour for each name.", file=path, line=1)
     return ThemeData(
         name=path.stem,
-        colors=_colours(parts["colors"][0], path),
+        colors=_colours(*parts["colors"], path),
         dark=_dark(parts["dark"][0], path) if "dark" in parts else True,
         path=path,
     )
@@ -129,10 +129,9 @@ def _dark(node: Node, path: Path) -> bool:
     return bool(node.value == "true")
 
 
-def _colours(node: Node, path: Path) -> dict[str, str]:
+def _colours(node: Node, at: int, path: Path) -> dict[str, str]:
     import yaml
 
-    at = node.start_mark.line + 1
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError("`colors` is a mapping of names to colours.", file=path, line=at)
     out: dict[str, str] = {}

@@ -99,7 +99,7 @@ class CockpitApp(App[None]):
             return
         from cockpit.tui.screens.live import LiveScreen
 
-        self.switch_screen(LiveScreen(self.feed))
+        self.push_screen(LiveScreen(self.feed))
         self.follow(self._demo)
 
     def follow(self, factory: Callable[[], Session]) -> None:
@@ -235,8 +235,8 @@ class CockpitApp(App[None]):
             self.run_worker(self._leave_running(int(Exit.OK)), name="detach")
         elif answer is not None:
             self._leave_after_stop = self._leave_after_stop or answer == "stop"
-            if self.feed.ended:
-                self._quit()
+            if self.feed.ended:  # it ended while the question stood
+                self.ended()
             elif not self.stopping:
                 self.stopping = True
                 self.run_worker(self._stop(), name="stop")

@@ -15,7 +15,9 @@ _PATTERNS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), r"\1 ***"),
     (re.compile(r"(://[^/\s:@]+):[^/\s@]+@"), r"\1:***@"),
     (
-        re.compile(r"(?i)\b([\w-]*(?:token|secret|passw(?:or)?d|api_?key)[\w-]*['\"]?\s*[=:]\s*)['\"]?[^\s'\",)]+"),
+        re.compile(
+            r"(?i)\b([\w-]*(?:token(?!s|iz)|secret|passw(?:or)?d|api_?key)[\w-]*['\"]?\s*[=:]\s*)['\"]?[^\s'\",)]+"
+        ),
         r"\1***",
     ),
 )

@@ -8,16 +8,11 @@ from typing import Any
 from cockpit.core.state import RunState
 from cockpit.engine.observer import Outcome
 
-_PRIMARY = ("tokens_per_s_gpu", "tokens_per_s", "time_to_target_min", "step_s")
-
 
 def headline(outcome: Outcome, runs: Iterable[RunState]) -> tuple[str, str]:
     """The colour's name and the sentence that stand below the header."""
-    comparison = outcome.comparison
-    if comparison is not None:
-        metric = primary(comparison)
-        if metric is not None:
-            return _colour(str(metric.get("verdict"))), _sentence(metric)
+    if outcome.comparison is not None:
+        return _of_comparison(outcome.comparison)
     runs = list(runs)
     failed = [r for r in runs if r.state.failed]
     if outcome.state == "DETACHED":
@@ -28,35 +23,36 @@ def headline(outcome: Outcome, runs: Iterable[RunState]) -> tuple[str, str]:
     return "ok", f"All {len(runs)} runs are done; a comparison needs two sides."
 
 
-def primary(comparison: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The metric that the verdict is about: tokens/s a GPU where it is known, else the next best."""
-    metrics = {m.get("name"): m for m in comparison.get("metrics") or ()}
-    judged = [metrics[n] for n in _PRIMARY if n in metrics and metrics[n].get("verdict") != "not_comparable"]
-    return next(iter(judged or metrics.values()), None)
+def full_text(comparison: Mapping[str, Any], width: int) -> str:
+    """The whole comparison as the report prints it, at `width` columns.
 
-
-def full_text(comparison: Mapping[str, Any]) -> str:
-    """The whole comparison as the report prints it."""
+    A recording may have been made by another version: of a document of another form the bare reasons are shown.
+    """
     from cockpit.report import text
 
-    return str(text(comparison))
+    try:
+        return text(comparison, width=width, color=False)
+    except (KeyError, TypeError, AttributeError):
+        return "\n".join(f"{m.get('name')}: {m.get('why') or m.get('verdict')}" for m in _metrics(comparison)) + "\n"
 
 
-def _sentence(metric: Mapping[str, Any]) -> str:
+def _of_comparison(comparison: Mapping[str, Any]) -> tuple[str, str]:
+    metric = next((m for m in _metrics(comparison) if m.get("primary")), None) or {}
     verdict = str(metric.get("verdict") or "")
-    if verdict.endswith("_better"):
-        word = f"{verdict.removesuffix('_better')} is better"
-    else:
-        word = verdict.replace("_", " ")
+    said = str(comparison.get("headline") or verdict.replace("_", " ") or "No verdict.")
     ratio = metric.get("ratio") or {}
     value, interval = ratio.get("value"), ratio.get("ci95")
-    numbers = f" ×{value:.3f}" if isinstance(value, float) else ""
-    if numbers and interval:
-        numbers += f" [{interval[0]:.3f}, {interval[1]:.3f}]"
-    return f"{metric.get('name')}: {word}{numbers}. {metric.get('why') or ''}".rstrip()
+    if isinstance(value, float):
+        said += f"  {metric.get('name')} {_percent(value)}"
+        said += f" [{_percent(interval[0])}, {_percent(interval[1])}]" if interval else ""
+    if (comparison.get("parity") or {}).get("verdict") == "refused":
+        return "error", said
+    return "ok" if verdict == "equivalent" else "accent" if verdict.endswith("_better") else "warn", said
 
 
-def _colour(verdict: str) -> str:
-    if verdict == "equivalent":
-        return "ok"
-    return "accent" if verdict.endswith("_better") else "warn"
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def _metrics(comparison: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list(comparison.get("metrics") or ())

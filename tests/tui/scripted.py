@@ -41,13 +41,26 @@ def comparison(verdict: str = "indistinguishable", why: str = "The interval hold
         "schema": "ekvi.compare/1",
         "scope": "this one machine",
         "sides": [
-            {"name": s, "runs": [f"{GROUP}.{s}.r{i}" for i in (1, 2, 3)], "vendor": "cpu", "gpu": None} for s in sides
+            {
+                "name": s,
+                "runs": [f"{GROUP}.{s}.r{i}" for i in (1, 2, 3)],
+                "left_out": [],
+                "vendor": "cpu",
+                "gpu": {"model": None, "count": 0},
+            }
+            for s in sides
         ],
+        "within": 0.01,
+        "method": "Student's t over the logarithms of the runs",
+        "primary": "tokens_per_s",
+        "headline": "No difference between left and right can be shown.",
         "parity": {"verdict": "fair", "differences": []},
         "metrics": [
             {
                 "name": "tokens_per_s",
                 "unit": "tokens/s",
+                "better": "higher",
+                "primary": True,
                 "sides": {s: {"value": v, "ci95": ci, "n": 3} for s, (v, ci) in sides.items()},
                 "ratio": {"value": 0.998, "ci95": [0.975, 1.022]},
                 "verdict": verdict,
@@ -57,6 +70,7 @@ def comparison(verdict: str = "indistinguishable", why: str = "The interval hold
         ],
         "loss_parity": {"verdict": "within", "max_rel_diff": 0.0, "tolerance": 0.01},
         "published": [],
+        "notes": [],
     }
 
 

@@ -144,7 +144,8 @@ class LiveScreen(Screen[None]):
         else:
             self._head.verdict = headline(outcome, self._feed.runs.values())
             if outcome.comparison is not None:
-                self._verdict.show(full_text(outcome.comparison))
+                comparison = outcome.comparison
+                self._verdict.show(lambda width: full_text(comparison, width))
                 self._show_verdict(True)
         self._head.add_class("ended")
         self._slow_at = 0.0  # the last word is painted at once

@@ -120,20 +120,21 @@ class Chart(Panel, can_focus=True):
         return strip(parts, canvas.width + gutter, axis)
 
     def _legend(self, width: int) -> Strip:
-        parts: list[Part] = []
+        """The current runs and their last values; the values go first where there is little room."""
         say = words.short if self._robust else words.loss
+        plain = self.look("foreground")
         current = [t for t in self._tracks if t.age == 0]
-        room = width // max(1, len(current))
-        for track in current:
-            last = next((y for y in reversed(track.ys) if math.isfinite(y)), None)
-            name = f"{track.server} {track.label}"
-            value = f" {say(last)}"
-            name = name[: max(4, room - len(value) - 4)]
-            parts += [("━ ", self.look.side(track.side, bold=True)), (name, self.look("foreground"))]
-            parts += [(value + "  ", self.look.side(track.side, bold=True))]
-        if any(t.age for t in self._tracks) and sum(len(p[0]) for p in parts) + 18 <= width:
+        names = [f"{t.server} {t.label}" for t in current]
+        values = [f" {say(next((y for y in reversed(t.ys) if math.isfinite(y)), None))}" for t in current]
+        if sum(len(n) + len(v) + 4 for n, v in zip(names, values, strict=True)) - 2 > width:
+            values = [""] * len(current)
+        parts: list[Part] = []
+        for track, name, value in zip(current, names, values, strict=True):
+            colour = self.look.side(track.side, bold=True)
+            parts += [("━ ", colour), (name, plain), (f"{value}  ", colour)]
+        if any(t.age for t in self._tracks) and sum(len(text) for text, _ in parts) + 17 <= width:
             parts.append(("┄ earlier repeats", self.look("muted")))
-        return strip(parts, width, self.look("foreground"))
+        return strip(parts, width, plain)
 
     def _steps(self, width: int, gutter: int) -> Strip:
         style = self.look("muted")

@@ -7,6 +7,7 @@ spike is lost and painting costs the same at a thousand points and at a million.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -113,11 +114,10 @@ def _with_room(low: float, high: float, log: bool) -> Scale:
         low, high = max(low, 1e-300), min(high, 1e300)
         factor = max((high / low) ** 0.04, 1.02) if math.isfinite(high / low) else 1.0
         return Scale(low / factor, high * factor, True)
-    room = (high / 2 - low / 2) * 0.08 or abs(high) * 0.05 or 0.5
+    # A line that hardly moves is shown as such: no scale spans less than half a percent of what it shows.
+    room = max((high / 2 - low / 2) * 0.16, max(abs(low), abs(high)) * 0.0025) or 0.5
     low, high = low - room, high + room
-    if math.isfinite(low) and math.isfinite(high) and low < high:
-        return Scale(low, high)
-    return Scale(max(low, -1.7e308), min(high, 1.7e308))
+    return Scale(max(low, -sys.float_info.max), min(high, sys.float_info.max))
 
 
 def ticks(low: float, high: float, count: int, *, log: bool = False) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from textual.strip import Strip
 
@@ -12,17 +13,17 @@ _HEADING = re.compile(r"^\S.*:$|^#|^[A-Z][A-Z /-]+$")
 
 
 class VerdictPanel(Scroller):
-    """Lines of text, long ones wrapped."""
+    """Lines of a text that is written for the width it has."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self.border_title = "verdict"
-        self._text = ""
+        self._write: Callable[[int], str] = lambda _: ""
         self._wrapped: tuple[int, list[str]] = (-1, [])
 
-    def show(self, text: str) -> None:
-        """Take a text and start at its top."""
-        self._text, self._wrapped, self.top = text, (-1, []), 0
+    def show(self, write: Callable[[int], str]) -> None:
+        """Take what writes the text for a width, and start at its top."""
+        self._write, self._wrapped, self.top = write, (-1, []), 0
         self.repaint()
 
     def bounds(self) -> tuple[int, int]:
@@ -44,7 +45,7 @@ class VerdictPanel(Scroller):
             import textwrap
 
             lines: list[str] = []
-            for line in self._text.splitlines():
+            for line in self._write(width).splitlines():
                 indent = " " * (len(line) - len(line.lstrip()) + 2)
                 fits = len(line) <= max(1, width)
                 lines += [line] if fits else textwrap.wrap(line, max(20, width), subsequent_indent=indent[:20])
