@@ -196,6 +196,8 @@ class _Reader:
         )
         if not stages:
             self.fail(at + "stages", "must not be empty")
+        if len({stage.stage for stage in stages}) < len(stages):
+            self.fail(at + "stages", "name a stage twice")
         return RunSpec(self.name(obj, "run", at), str(obj.get("server", "")), self.env(obj, at), stages)
 
     def stage(self, obj: Any, at: str) -> Stage:

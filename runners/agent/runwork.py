@@ -299,10 +299,8 @@ class RunWork:
         elif rec["exit_code"] == 0:
             because, reason = states.SUCCEEDED, None
         else:
-            because, reason = (
-                states.FAILED,
-                "stage %s %s" % (rec["stage"], procs.how_it_ended(rec["exit_code"], rec["signal"])),
-            )
+            how = procs.how_it_ended(rec["exit_code"], rec["signal"])
+            because, reason = states.FAILED, "stage %s %s" % (rec["stage"], how)
         self._begin_sweep(because, reason, rec)
 
     def _shim_gone(self, rec: dict[str, Any] | None) -> None:

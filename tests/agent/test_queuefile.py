@@ -58,6 +58,7 @@ def test_defaults(tmp_path: Path) -> None:
         ({"runs": {}}, "runs must be a list"),
         ({"runs": [{"run": "r1", "stages": []}]}, "runs[0].stages must not be empty"),
         ({"runs": _run() * 2}, "runs name a run twice"),
+        ({"runs": [{"run": "r", "stages": _run()[0]["stages"] * 2}]}, "runs[0].stages name a stage twice"),
         ({"runs": _run(argv=[])}, "runs[0].stages[0].argv must be a list of texts"),
         ({"runs": _run(argv=["a\0b"])}, "runs[0].stages[0].argv"),
         ({"runs": _run(env={"A": 1})}, "runs[0].stages[0].env.A must be text"),

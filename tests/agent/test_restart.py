@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -59,6 +60,11 @@ def _events(desk: Desk, run: str, gates: Path) -> Iterator[tuple[str, Callable[[
     yield "SUCCEEDED", partial(told, "SUCCEEDED")
 
 
+def _took(desk: Desk, agent: subprocess.Popen[bytes]) -> bool:
+    """Whether an agent has the queue, or has already ended what was left of it."""
+    return is_locked(str(desk.q / "agent.lock")) or agent.poll() is not None
+
+
 def test_an_agent_killed_at_every_event_loses_and_repeats_nothing(packed: Desk, tmp_path: Path) -> None:
     gates = {run: tmp_path / run for run in ("a", "b")}
     for folder in gates.values():
@@ -68,7 +74,7 @@ def test_an_agent_killed_at_every_event_loses_and_repeats_nothing(packed: Desk, 
     for run, folder in gates.items():
         for what, happened in _events(packed, run, folder):
             agent = packed.work_here()
-            until(lambda: is_locked(str(packed.q / "agent.lock")), "the agent has the queue")
+            until(partial(_took, packed, agent), "the agent has the queue")
             until(happened, f"{what} of {run}: {packed.names(run)} {packed.log()}")
             packed.kill_agent(agent)
             kills += 1

@@ -14,10 +14,10 @@ from tests.agent.support import Desk, gone, numbered, python, stage, until
 FOREVER = "import time\nprint('up')\nwhile True: time.sleep(0.01)"
 # Ignores TERM, and so does its child, which holds the pipe too.
 STUBBORN = """
-import os, signal, time
+import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-pid = os.fork()
-print("child" if pid == 0 else "parent", os.getpid())
+who = "child" if os.fork() == 0 else "parent"
+sys.stdout.write(f"{who} {os.getpid()}\n")  # one write: print would make several, and both print at once
 while True: time.sleep(0.01)
 """
 # The main process dies of TERM at once; its child saves for a while and says so.
