@@ -41,6 +41,7 @@ KEYS = (
 MORE = (
     ("tab", "Put the focus on the next panel (z zooms it)"),
     ("↑ ↓ PgUp PgDn", "Scroll the panel in focus; j k g G do the same"),
+    ("← →", "Scroll the log sideways"),
     ("esc", "Leave the zoom, close a dialogue"),
     ("ctrl-c", "As q; once more stops the group and leaves (exit 130)"),
 )

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from cockpit.core.state import RunState
 from cockpit.engine.observer import Outcome
 
 
-def headline(outcome: Outcome, runs: Iterable[RunState]) -> tuple[str, str]:
-    """The colour's name and the sentence that stand below the header."""
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What stands below the header: the name of a colour, a sentence, and figures for where there is room."""
+
+    colour: str
+    sentence: str
+    figures: str = ""
+
+
+def headline(outcome: Outcome, runs: Iterable[RunState]) -> Headline:
+    """What to say of how a session ended."""
     if outcome.comparison is not None:
         return _of_comparison(outcome.comparison)
     runs = list(runs)
     failed = [r for r in runs if r.state.failed]
     if outcome.state == "DETACHED":
-        return "muted", "Detached: the group goes on by itself; `ekvi-cockpit attach last` follows it again."
+        return Headline(
+            "muted", "Detached: the group goes on by itself; `ekvi-cockpit attach last` follows it again."
+        )
     if failed:
         reasons = "; ".join(dict.fromkeys(f"{r.state.value}: {r.reason or 'no reason given'}" for r in failed))
-        return "error", f"{len(failed)} of {len(runs)} runs did not finish ({reasons})."
-    return "ok", f"All {len(runs)} runs are done; a comparison needs two sides."
+        return Headline("error", f"{len(failed)} of {len(runs)} runs did not finish ({reasons}).")
+    return Headline("ok", f"All {len(runs)} runs are done; a comparison needs two sides.")
 
 
 def full_text(comparison: Mapping[str, Any], width: int) -> str:
@@ -36,18 +48,19 @@ def full_text(comparison: Mapping[str, Any], width: int) -> str:
         return "\n".join(f"{m.get('name')}: {m.get('why') or m.get('verdict')}" for m in _metrics(comparison)) + "\n"
 
 
-def _of_comparison(comparison: Mapping[str, Any]) -> tuple[str, str]:
+def _of_comparison(comparison: Mapping[str, Any]) -> Headline:
     metric = next((m for m in _metrics(comparison) if m.get("primary")), None) or {}
     verdict = str(metric.get("verdict") or "")
-    said = str(comparison.get("headline") or verdict.replace("_", " ") or "No verdict.")
+    sentence = str(comparison.get("headline") or verdict.replace("_", " ") or "No verdict.")
     ratio = metric.get("ratio") or {}
     value, interval = ratio.get("value"), ratio.get("ci95")
+    figures = ""
     if isinstance(value, float):
-        said += f"  {metric.get('name')} {_percent(value)}"
-        said += f" [{_percent(interval[0])}, {_percent(interval[1])}]" if interval else ""
-    if (comparison.get("parity") or {}).get("verdict") == "refused":
-        return "error", said
-    return "ok" if verdict == "equivalent" else "accent" if verdict.endswith("_better") else "warn", said
+        figures = f"{metric.get('name')}: {ratio.get('side') or 'ratio'} {_percent(value)}"
+        figures += f" [{_percent(interval[0])}, {_percent(interval[1])}]" if interval else ""
+    colour = "ok" if verdict == "equivalent" else "accent" if verdict.endswith("_better") else "warn"
+    refused = (comparison.get("parity") or {}).get("verdict") == "refused"
+    return Headline("error" if refused else colour, sentence, figures)
 
 
 def _percent(ratio: float) -> str:

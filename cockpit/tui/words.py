@@ -56,22 +56,29 @@ def age(seconds: float) -> str:
     return f"{int(seconds // 60)} min" if seconds < 3600 else f"{int(seconds // 3600)} h"
 
 
-def short(value: float | None, digits: int = 3) -> str:
-    """A number of any size in about six characters: 0.00312, 3.41, 12.3k, 4.56M."""
+def short(value: float | None) -> str:
+    """A number of any size in three digits: 0.00312, 3.41, 12.0k, 4.56M."""
     if value is None or math.isnan(value):
         return DASH
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     size = abs(value)
-    for limit, unit in ((1e15, ""), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            scale = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}.get(unit)
-            return (
-                f"{value / scale:.{digits}g}{unit}" if scale and size / scale < 999.5 else f"{value:.{digits - 1}e}"
-            )
-    if size >= 100:
-        return f"{value:.0f}"
-    return f"{value:.{digits}g}" if size < 0.001 or size == 0 else f"{value:.{digits + (size < 1)}g}"
+    if size and not 1e-3 <= size < 999.5e12:
+        return f"{value:.2e}"
+    for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= 0.9995 * scale and (unit != "k" or size >= 9999.5):
+            return _digits(value / scale) + unit
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, never an exponent."""
+    size = abs(value)
+    decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+    while size and size < 0.9995 and decimals < 6:
+        size *= 10
+        decimals += 1
+    return f"{value:.{decimals}f}"
 
 
 def loss(value: float | None) -> str:

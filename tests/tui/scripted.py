@@ -62,13 +62,21 @@ def comparison(verdict: str = "indistinguishable", why: str = "The interval hold
                 "better": "higher",
                 "primary": True,
                 "sides": {s: {"value": v, "ci95": ci, "n": 3} for s, (v, ci) in sides.items()},
-                "ratio": {"value": 0.998, "ci95": [0.975, 1.022]},
+                "ratio": {"value": 0.998, "ci95": [0.975, 1.022], "side": "right"},
                 "verdict": verdict,
                 "why": why,
                 "needs_runs": None,
             }
         ],
-        "loss_parity": {"verdict": "within", "max_rel_diff": 0.0, "tolerance": 0.01},
+        "loss_parity": {
+            "verdict": "same",
+            "max_rel_diff": 0.0,
+            "tolerance": 0.001,
+            "note": "the least asked",
+            "final_rel_diff": 0.0,
+            "finals": dict.fromkeys(sides, 2.7),
+            "aligned_by": "tokens",
+        },
         "published": [],
         "notes": [],
     }

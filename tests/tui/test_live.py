@@ -41,7 +41,7 @@ async def test_header_charts_runs_and_log_tell_of_both_servers() -> None:
         assert "━ left r1 10.2k" in text  # and of the speed: 1,024 tokens in 0.1 s
         assert "ETA" in text
         assert "right r1 │" in text
-        assert "iteration       60/" in text
+        assert "iteration 60/ 120" in text
 
 
 async def test_the_newest_repeat_is_bright_and_earlier_ones_are_named() -> None:
@@ -176,6 +176,28 @@ async def test_lines_that_leave_the_ring_do_not_move_what_is_read() -> None:
         await until(pilot, f"│ line {first}")
 
 
+async def test_long_lines_are_read_sideways() -> None:
+    script = Script()
+    async with screen(script) as (app, pilot):
+        await until(pilot, "duel-local")
+        script.log(script.name("left"), b"a" * 150 + b" the end\n")
+        await until(pilot, "│ aaaa")
+        assert "the end" not in shown(app)
+        await pilot.press("right", "right", "right")
+        await until(pilot, "the end")
+        await pilot.press("left", "left", "left", "left")
+        await until(pilot, lambda: "the end" not in shown(app))
+
+
+async def test_half_a_figure_is_never_shown() -> None:
+    script = Script()
+    async with screen(script, size=(80, 24)) as (app, pilot):
+        await until(pilot, "duel-local")
+        script.finish(Outcome(GROUP, "SUCCEEDED", 0, comparison()))
+        await until(pilot, "No difference between left and right can be shown.")
+        assert "tokens_per_s: right" not in shown(app)
+
+
 async def test_y_changes_the_scale_and_z_zooms_the_panel_in_focus() -> None:
     script = Script()
     async with screen(script) as (app, pilot):
@@ -216,7 +238,8 @@ async def test_the_end_shows_the_verdict_its_reason_and_the_whole_comparison() -
         text = shown(app)
         assert "The interval holds 1 and is wide." in text
         assert "SUCCEEDED" in text
-        assert "tokens_per_s -0.2 % [-2.5 %, +2.2 %]" in text
+        assert "95 % interval" in text  # the report itself, not the reasons alone
+        assert "tokens_per_s: right -0.2 % [-2.5 %, +2.2 %]" in text
         assert "a line of the log" not in text
         await pilot.press("v")
         await until(pilot, "a line of the log")

@@ -13,7 +13,7 @@ from textual.screen import Screen
 from cockpit.tui import feed as marks
 from cockpit.tui import keys
 from cockpit.tui.feed import Feed
-from cockpit.tui.verdict import full_text, headline
+from cockpit.tui.verdict import Headline, full_text, headline
 from cockpit.tui.widgets.chart import Chart, Track
 from cockpit.tui.widgets.header import Header
 from cockpit.tui.widgets.keybar import KeyBar
@@ -140,7 +140,7 @@ class LiveScreen(Screen[None]):
     def _end(self) -> None:
         outcome = self._feed.outcome
         if outcome is None:
-            self._head.verdict = ("error", self._feed.trouble or "")
+            self._head.verdict = Headline("error", self._feed.trouble or "")
         else:
             self._head.verdict = headline(outcome, self._feed.runs.values())
             if outcome.comparison is not None:
@@ -178,7 +178,8 @@ class LiveScreen(Screen[None]):
         self.set_class(height < 17, "short")
         self.set_class(height < 11, "tiny")
         wanted = max(self._servers.wanted(), len(self._feed.runs), 1) + 2
-        self.query_one("#middle").styles.height = min(wanted, max(5, height // 4))
+        share = 3 if self._servers.wanted() > len(self._feed.servers) else 4  # GPUs want more room
+        self.query_one("#middle").styles.height = min(wanted, max(5, height // share))
 
     # Actions
 

@@ -140,7 +140,7 @@ class Chart(Panel, can_focus=True):
         style = self.look("muted")
         line = [" "] * width
         for value in [0.0, *ticks(0.0, self._x_hi, max(2, width // 9))]:
-            text = words.short(value, 4) if value >= 1e4 else f"{value:.0f}"
+            text = words.short(value) if value >= 1e4 else f"{value:.0f}"
             at = round(value / self._x_hi * (width - 1)) if self._x_hi else 0
             at = min(max(0, at - (len(text) // 2 if value else 0)), width - len(text))
             if at >= 0 and all(c == " " for c in line[max(0, at - 1) : at + len(text) + 1]):
@@ -172,6 +172,8 @@ def _tick_rows(scale: Scale, height: int) -> dict[int, str]:
 
 def tick_label(value: float, step: float) -> str:
     """A tick with as many decimals as its step has, in units where it is large."""
+    if not step:  # a single tick
+        return words.short(value)
     size = max(abs(value), abs(step))
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= limit and size < limit * 1000:
@@ -183,5 +185,5 @@ _UNIT = {"k": 1e3, "M": 1e6, "G": 1e9}
 
 
 def _plain(value: float, step: float) -> str:
-    decimals = max(0, -math.floor(math.log10(abs(step)) + 1e-9)) if step else 2
+    decimals = max(0, -math.floor(math.log10(abs(step)) + 1e-9))
     return f"{value:.{min(decimals, 6)}f}"

@@ -9,6 +9,7 @@ from textual.strip import Strip
 from cockpit.core.events import State
 from cockpit.tui import words
 from cockpit.tui.feed import Feed
+from cockpit.tui.verdict import Headline
 from cockpit.tui.widgets.panel import Panel, Part, strip
 
 _STATES = {"SUCCEEDED": "run.done", "FAILED": "run.failed", "CANCELLED": "warn", "DETACHED": "muted"}
@@ -20,7 +21,7 @@ class Header(Panel):
     def __init__(self, feed: Feed, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._feed = feed
-        self.verdict: tuple[str, str] | None = None  # semantic colour and sentence
+        self.verdict: Headline | None = None
         self.mode = ""  # "stopping…", "paused", "8x"
 
     def rows(self, width: int, height: int) -> list[Strip]:
@@ -37,10 +38,18 @@ class Header(Panel):
             room -= len(part[0])
         lines = [strip([*left, (" " * max(0, room), ground), *right], width, ground)]
         if self.verdict:
-            colour, text = self.verdict
-            style = look(colour, bold=True, on="surface")
-            lines.append(strip([(f" {text}", style)], width, ground))
+            lines.append(strip(self._verdict(self.verdict, width), width, ground))
         return lines
+
+    def _verdict(self, verdict: Headline, width: int) -> list[Part]:
+        """The sentence; the figures only whole, for half a number is another number."""
+        text = f" {verdict.sentence}"
+        if len(text) > width:
+            text = text[: max(0, width - 1)] + "…"
+        parts: list[Part] = [(text, self.look(verdict.colour, bold=True, on="surface"))]
+        if verdict.figures and len(text) + 2 + len(verdict.figures) <= width:
+            parts.append((f"  {verdict.figures}", self.look("foreground", on="surface")))
+        return parts
 
     def _middle(self) -> list[Part]:
         look, info = self.look, self._feed.info

@@ -118,15 +118,13 @@ class ServersPanel(Scroller):
         known = [w for w in watts if w is not None]
         if known:
             return [memory, (f"{math.fsum(known):,.0f} W ", plain)]
-        return [memory, (f"power n/a ({self._why_no_power(server)}) ", muted), ("power n/a ", muted)]
+        whys = [self._why_no_power(server), "no RAPL" if not _devices(server) else "", ""]
+        return [memory, *((f"power n/a ({why}) " if why else "power n/a ", muted) for why in whys)]
 
     def _why_no_power(self, server: ServerView) -> str:
-        host = (server.tick or {}).get("host") or {}
         reasons = (server.hello or {}).get("unavailable") or {}
         if isinstance(reasons, Mapping) and reasons.get("power_w"):
             return str(reasons["power_w"])
-        if host.get("energy_src"):
-            return f"{host['energy_src']} gives none"
         return "the driver gives none" if _devices(server) else "no RAPL"
 
     def _tail(self, server: ServerView, room: int) -> list[Part]:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from rich.style import Style
+from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
 from cockpit.core.state import RunState
 from cockpit.tui import words
 from cockpit.tui.feed import Feed
-from cockpit.tui.logs import Line
+from cockpit.tui.logs import MAX_LINE, Line
 from cockpit.tui.widgets.panel import Part, Scroller, strip
 
 _BAD = re.compile(r"\b(?:error|traceback|fatal|exception|nan|out of memory|killed)\b", re.IGNORECASE)
 _WARN = re.compile(r"\bwarn(?:ing)?\b", re.IGNORECASE)
 _ITERATION = re.compile(r"\biteration\s+\d+", re.IGNORECASE)
+_BLANKS = re.compile(r" {2,}")
 _LEVELS = {"error": "error", "warning": "warn"}
 
 
 class Tail(Scroller):
     """A view over the feed's ring; what leaves the ring while one reads does not move what is shown."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "shift(-20)", "Left", show=False),
+        Binding("right", "shift(20)", "Right", show=False),
+    ]
+
     def __init__(self, feed: Feed, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._feed = feed
         self.follow = True
+        self._left = 0  # cells that are scrolled away at the left
 
     def bounds(self) -> tuple[int, int]:
         """The numbers of the lines that the view still holds."""
@@ -44,6 +53,11 @@ class Tail(Scroller):
         self.follow = top >= last
         super().go(top)
         self._say()
+
+    def action_shift(self, cells: int) -> None:
+        """Scroll sideways, for lines that are wider than the panel."""
+        self._left = min(MAX_LINE, max(0, self._left + cells))
+        self.repaint()
 
     def set_follow(self, follow: bool) -> None:
         """Follow the end, or stay where it is."""
@@ -77,8 +91,8 @@ class Tail(Scroller):
             return strip([("ekvi ", style), ("│ ", look("panel")), (line.text, style)], width, look("foreground"))
         run = self._feed.runs.get(line.run)
         parts = [*self._prefix(run), ("│ ", look("panel"))] if run else []
-        text = line.text
-        return strip([*parts, *_coloured(text, look("foreground"), self._style(text))], width, look("foreground"))
+        text, style = self._text(line.text)
+        return strip([*parts, (text[self._left :], style)], width, look("foreground"))
 
     def _prefix(self, run: RunState) -> list[Part]:
         server = self._feed.servers[run.server]
@@ -88,13 +102,14 @@ class Tail(Scroller):
             (f"{words.run_name(run)[:12]} ", self.look("muted")),
         ]
 
-    def _style(self, text: str) -> Style:
+    def _text(self, text: str) -> tuple[str, Style]:
+        """A line as it is shown; iteration lines without the columns of blanks that Megatron pads them with."""
         head = text[:300]
         if _ITERATION.search(head):
-            return self.look("foreground")
+            return _BLANKS.sub(" ", text), self.look("foreground")
         if _BAD.search(head):
-            return self.look("error")
-        return self.look("warn") if _WARN.search(head) else self.look("muted")
+            return text, self.look("error")
+        return text, self.look("warn") if _WARN.search(head) else self.look("muted")
 
     def _say(self) -> None:
         logs = self._feed.logs
@@ -104,7 +119,3 @@ class Tail(Scroller):
         else:
             last = min(logs.view.end, self.top + self.size.height)
             self.border_subtitle = f"line {last:,} of {logs.view.end:,} · f follows"
-
-
-def _coloured(text: str, plain: Style, style: Style) -> list[Part]:
-    return [(text, style if style is not plain else plain)]

@@ -30,6 +30,12 @@ class VerdictPanel(Scroller):
         """All lines as they are wrapped at this width."""
         return 0, len(self._lines(self.size.width))
 
+    def go(self, top: int) -> None:
+        """Scroll, and say how much is below."""
+        super().go(top)
+        below = self.bounds()[1] - self.top - self.size.height
+        self.border_subtitle = f"{below} more lines ↓" if below > 0 else ""
+
     def on_resize(self) -> None:
         """Other lines at another width."""
         self.go(self.top)
