@@ -17,7 +17,7 @@ STUBBORN = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 who = "child" if os.fork() == 0 else "parent"
-sys.stdout.write(f"{who} {os.getpid()}\n")  # one write: print would make several, and both print at once
+sys.stdout.write(f"{who} {os.getpid()}\\n")  # one write: print would make several, and both print at once
 while True: time.sleep(0.01)
 """
 # The main process dies of TERM at once; its child saves for a while and says so.
