@@ -29,7 +29,8 @@ def write_server(name: str, values: Mapping[str, Any] | Sequence[str], *, overwr
     path = user_folder() / "server" / f"{name}.yaml"
     if path.exists() and not overwrite:
         raise ConfigError(
-            f"there is a server {name!r} already, in {path}.", hint="Say --force to overwrite it, or take another name."
+            f"there is a server {name!r} already, in {path}.",
+            hint="Say --force to overwrite it, or take another name.",
         )
     try:
         _put(path, _yaml(said))

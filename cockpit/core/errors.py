@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 
-
 _LISTED = 120  # characters of names that a hint may list
 
 
