@@ -185,7 +185,7 @@ class CockpitApp(App[None]):
         """Show all keys."""
         from cockpit.tui.screens.help import HelpScreen
 
-        await self.push_screen(HelpScreen())
+        self.push_screen(HelpScreen())
 
     async def action_leave(self) -> None:
         """Quit where nothing is lost by it, else ask."""
@@ -228,7 +228,7 @@ class CockpitApp(App[None]):
     async def _ask(self, title: str, text: str, answers: list[tuple[str, str, str]]) -> None:
         from cockpit.tui.screens.ask import Answer, AskScreen
 
-        await self.push_screen(AskScreen(title, text, [Answer(*a) for a in answers]), self._answered)
+        self.push_screen(AskScreen(title, text, [Answer(*a) for a in answers]), self._answered)
 
     def _answered(self, answer: str | None) -> None:
         if answer == "detach":

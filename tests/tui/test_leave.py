@@ -67,7 +67,7 @@ async def test_q_detaches_from_a_live_group_with_exit_0() -> None:
         await until(pilot, "duel-local")
         await pilot.press("q")
         await _asked(pilot)
-        assert "detach" in shown(app)
+        assert "╭─ leave this group?" in shown(app)
         await pilot.press("d")
         await until(pilot, _gone(app))
         assert script.detached
