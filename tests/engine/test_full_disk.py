@@ -86,7 +86,7 @@ def test_a_full_spool_stops_the_spool_and_not_the_training(
 ) -> None:
     duel.work = disk.path / "work"
     monkeypatch.setenv("EKVI_WORKDIR", str(duel.work))
-    duel.write(hold=True, repeats=1)
+    duel.write(hold=True, repeats=1, steps=200, pause=0.001)  # more than what is left of the last page
     cockpit = duel.start("run", "--profile", "toy", "--output", "json")
     first = _first(duel)
     disk.fill()
