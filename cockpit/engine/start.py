@@ -94,7 +94,7 @@ async def check(group: GroupPlan, connect: Connect) -> None:
 
 def _refusal(server: str, runner: str, python: str, missing: Sequence[str]) -> LaunchRefused:
     """Why a server cannot train, and what to do about it."""
-    what = " and ".join(missing)
+    what = ", ".join(missing)
     if tuple(missing) == ("megatron.core",) and (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return LaunchRefused(
             f"server {server}: megatron-core is not installed, and it has no wheel for "

@@ -178,4 +178,4 @@ def test_an_interpreter_without_torch_is_found_out_for_real(
     words = ["run", "--profile", "smoke-local", f"servers.local.python={bare / 'bin' / 'python'}"]
     code, said = _said(words, capsys)
     assert code == 3
-    assert "needs torch and pydantic" in said
+    assert "needs torch, pydantic, which" in said
