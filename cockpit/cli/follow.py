@@ -48,11 +48,19 @@ async def follow(session: Session, face: Observer) -> Outcome:
     return outcome
 
 
-def watch(session: Callable[[], Session], theme: str | None = None) -> int:
-    """Follow a session on the live screen; the exit code of the group."""
+def watch(session: Callable[[], Session], *, group: tuple[Store, str] | None = None) -> int:
+    """Follow a session on the live screen; the exit code of the group, after a word on how to come back to it."""
     from cockpit.tui import run_app
 
-    return run_app(session, theme=theme)
+    code = run_app(session)
+    if group is not None and group[0].group(group[1]).state is None:
+        say_it_goes_on(group[1])
+    return code
+
+
+def say_it_goes_on(group: str) -> None:
+    """What to do with a group that was left."""
+    sys.stderr.write(f"It goes on by itself; `ekvi-cockpit attach {group}` follows it.\n")
 
 
 def print_result(store: Store, outcome: Outcome, runs: list[str]) -> None:

@@ -43,7 +43,7 @@ def attach(args: argparse.Namespace) -> int:
         record = store.group(group)
         session = LiveSession(store, record, connect)
         if args.watch:
-            return watch(lambda: session, record.theme)
+            return watch(lambda: session, group=(store, record.id))
         outcome = asyncio.run(follow(session, observer(args)))
     if args.output == "text":
         print_result(store, outcome, list(record.runs))

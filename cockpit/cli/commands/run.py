@@ -8,7 +8,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from cockpit.cli.follow import follow, observer, print_result, watch
+from cockpit.cli.follow import follow, observer, print_result, say_it_goes_on, watch
 from cockpit.cli.jsonlines import extras
 from cockpit.core.errors import Exit, UsageError
 
@@ -113,7 +113,7 @@ def _after_launch(store: Store, record: GroupRecord, args: argparse.Namespace) -
         return int(Exit.OK)
     session = LiveSession(store, record, connect)
     if args.watch:
-        return watch(lambda: session, record.theme)
+        return watch(lambda: session, group=(store, record.id))
     outcome = asyncio.run(follow(session, observer(args)))
     if args.output == "text":
         print_result(store, outcome, list(record.runs))
@@ -126,4 +126,4 @@ def _say_detached(record: GroupRecord, output: str) -> None:
         sys.stdout.write(json.dumps(line) + "\n")
     else:
         sys.stdout.write(f"{record.id}\n")
-        sys.stderr.write(f"It goes on by itself; `ekvi-cockpit attach {record.id}` follows it.\n")
+        say_it_goes_on(record.id)
