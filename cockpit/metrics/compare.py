@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cockpit.core.errors import UsageError
@@ -207,6 +207,8 @@ def _headline(
     caution = ""
     if any(d["severity"] == "blocking" for d in fairness["differences"]):
         caution = " But the sides did not do the same work."
+    if len(sides) > 2:
+        return _against_first(sides[0].name, found["against"]) + caution
     names = " and ".join(s.name for s in sides)
     plain = {
         "equivalent": f"{names} are equally fast.",
@@ -216,6 +218,24 @@ def _headline(
     }
     verdict = str(found["verdict"])
     return plain.get(verdict, f"{verdict.removesuffix('_better')} is faster.") + caution
+
+
+def _against_first(first: str, against: Mapping[str, Mapping[str, Any]]) -> str:
+    """What each further side's verdict is, because one side's says nothing of the others."""
+    told: dict[str, list[str]] = {}
+    for name, pair in against.items():
+        verdict = pair["verdict"]
+        told.setdefault({f"{name}_better": "won", f"{first}_better": "lost"}.get(verdict, verdict), []).append(name)
+    clauses = {
+        "won": "faster: {}",
+        "lost": "slower: {}",
+        "equivalent": "equally fast: {}",
+        "indistinguishable": "no difference can be shown: {}",
+        "insufficient_runs": "too few runs: {}",
+        "not_comparable": "cannot be compared: {}",
+    }
+    parts = [text.format(", ".join(told[kind])) for kind, text in clauses.items() if kind in told]
+    return f"Against {first}, {'; '.join(parts)}."
 
 
 def _machines(side: Side) -> set[str] | None:

@@ -28,6 +28,14 @@ def t_quantile(confidence: float, df: npt.ArrayLike) -> Floats:
     return np.asarray(stdtrit(np.maximum(df, 1.0), 0.5 + confidence / 2), dtype=np.float64)
 
 
+def t_below(value: npt.ArrayLike, df: npt.ArrayLike) -> Floats:
+    """The share (0..1) of Student's t with `df` degrees of freedom that lies below `value`."""
+    import numpy as np
+    from scipy.special import stdtr
+
+    return np.asarray(stdtr(df, value), dtype=np.float64)
+
+
 def variance(values: Floats) -> Floats:
     """Sample variance along the last axis; exactly 0 where the values differ by rounding only."""
     import numpy as np

@@ -9,9 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cockpit.metrics import interval, words
 from cockpit.metrics.words import Judged
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MIN_RUNS = 3
 _POWER = 0.8  # planned runs settle the question this often
@@ -60,7 +65,7 @@ def judge(
     ratio, ci = math.exp(difference), (math.exp(low), math.exp(high))
     if min(counts) < MIN_RUNS:
         return _few(metric, second[0], ratio, ci, counts)
-    return _rules(metric, (first[0], second[0]), (a, b), ratio, ci, within)
+    return _rules(metric, (first[0], second[0]), (a, b), ratio, ci, within, confidence)
 
 
 def _few(
@@ -79,6 +84,7 @@ def _rules(
     ratio: float,
     ci: tuple[float, float],
     within: float,
+    confidence: float,
 ) -> PairVerdict:
     counts = (logs[0].size, logs[1].size)
     seen = f"{words.effect(metric, names[1], ratio)} {words.runs(counts)}"
@@ -94,7 +100,7 @@ def _rules(
     if ci[0] >= 1 - within and ci[1] <= 1 + within:
         why = f"{seen}, and {words.interval(ci)} lies within {band}: equal for that purpose.{caution}"
         return PairVerdict("equivalent", why, ratio, ci)
-    need, what = needed(logs, math.log(ratio), within)
+    need, what = needed(logs, math.log(ratio), within, confidence)
     settle = (
         f"; about {need} runs a side would settle {what}" if need else "; no reasonable number of runs would tell"
     )
@@ -102,33 +108,58 @@ def _rules(
     return PairVerdict("indistinguishable", why, ratio, ci, need)
 
 
-def needed(logs: tuple[interval.Floats, interval.Floats], effect: float, within: float) -> tuple[int | None, str]:
+def needed(
+    logs: tuple[interval.Floats, interval.Floats],
+    effect: float,
+    within: float,
+    confidence: float = interval.CONFIDENCE,
+) -> tuple[int | None, str]:
     """Runs a side that would settle it, and what: the effect seen, or that the sides are the same within `within`.
 
     The smaller of two plans, each to succeed four times in five if effect and spread are what they seem; a spread
     from three runs is itself known only within a factor of two or three, hence "about". None above a thousand.
     """
     spread = math.sqrt(sum(float(interval.variance(x)) for x in logs))
+    if spread <= 0:
+        return None, ""
     present = min(x.size for x in logs)
-    to_differ = _plan(spread, abs(effect), present)
-    room = math.log1p(within) - abs(effect)
-    to_agree = _plan(spread, room, present) if room > 0 else None
     plans = [
-        (to_differ, words.percent(math.exp(abs(effect)))),
-        (to_agree, f"that they are within {words.bound(within)}"),
+        (_to_differ(spread, abs(effect), present, confidence), words.percent(math.exp(effect))),
+        (_to_agree(spread, abs(effect), within, present, confidence), f"that they are within {words.bound(within)}"),
     ]
     known = [(n, what) for n, what in plans if n is not None]
     return min(known) if known else (None, "")
 
 
-def _plan(spread: float, distance: float, present: int) -> int | None:
-    """The least n, above `present`, for which a standard error of spread/sqrt(n) resolves `distance`."""
+def _to_differ(spread: float, effect: float, present: int, confidence: float) -> int | None:
+    """The least n, above `present`, at which the interval of width spread/sqrt(n) leaves out no difference."""
     import numpy as np
 
-    if distance <= 0 or spread <= 0:
+    if effect <= 0:
         return None
     n = np.arange(present + 1, _MOST_RUNS + 1)
     df = 2 * (n - 1)
-    reach = interval.t_quantile(interval.CONFIDENCE, df) + interval.t_quantile(2 * _POWER - 1, df)
-    enough = np.flatnonzero(reach * spread / np.sqrt(n) <= distance)
-    return int(n[enough[0]]) if enough.size else None
+    reach = interval.t_quantile(confidence, df) + interval.t_quantile(2 * _POWER - 1, df)
+    return _least(n, reach * spread / np.sqrt(n) <= effect)
+
+
+def _to_agree(spread: float, effect: float, within: float, present: int, confidence: float) -> int | None:
+    """The least n, above `present`, at which the interval lies within the bound: both of its ends must."""
+    import numpy as np
+
+    room = math.log1p(within)
+    if effect >= room:
+        return None
+    n = np.arange(present + 1, _MOST_RUNS + 1)
+    df, error = 2 * (n - 1), spread / np.sqrt(n)
+    critical = interval.t_quantile(confidence, df)
+    above = interval.t_below((room - effect) / error - critical, df)
+    below = interval.t_below(critical - (room + effect) / error, df)
+    return _least(n, above - below >= _POWER)
+
+
+def _least(n: npt.NDArray[np.intp], enough: npt.NDArray[np.bool_]) -> int | None:
+    import numpy as np
+
+    found = np.flatnonzero(enough)
+    return int(n[found[0]]) if found.size else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,19 @@ def test_the_first_of_three_is_best_only_where_it_beats_both() -> None:
     assert metric(compare(one))["verdict"] == "indistinguishable"
 
 
+@pytest.mark.parametrize(
+    ("third", "told"),
+    [
+        ([1100, 1150, 1050], "Against a, slower: b; no difference can be shown: c."),
+        ([1100, 1103, 1097], "Against a, slower: b; equally fast: c."),
+        ([1200, 1203, 1197], "Against a, faster: c; slower: b."),
+    ],
+)
+def test_the_headline_of_three_sides_says_no_side_s_verdict_of_another(third: list[float], told: str) -> None:
+    sides = [side("a", [1100, 1103, 1097]), side("b", [1002, 1005, 999]), side("c", third)]
+    assert compare(sides)["headline"] == told
+
+
 def test_the_same_machine_with_the_same_work_is_called_an_a_a_comparison() -> None:
     found = compare([side("left", [1000, 1001, 999]), side("right", [1000, 1001, 999])])
     assert "A/A" in found["scope"]
@@ -297,6 +311,34 @@ def test_the_runs_it_asks_for_do_settle_it_most_of_the_time(cv: float, gap: floa
             == "right_better"
         )
     assert 0.72 <= settled / 300 <= 0.9
+
+
+@pytest.mark.parametrize(("cv", "gap"), [(0.005, 0.0), (0.005, 0.001)])
+def test_the_runs_it_asks_for_to_show_equality_do_show_it_most_of_the_time(cv: float, gap: float) -> None:
+    rng = np.random.default_rng(3)
+    left = np.exp(cv * np.array([-1.0, 0.0, 1.0]))
+    found = judge(SPEED, ("left", list(left)), ("right", list(left * math.exp(gap))), within=0.01)
+    assert found.needs_runs is not None
+    assert "within 1 %" in found.why
+    draws = np.exp(cv * rng.standard_normal((500, 2, found.needs_runs)))
+    verdicts = [judge(SPEED, ("l", list(a)), ("r", list(b * math.exp(gap))), within=0.01).verdict for a, b in draws]
+    assert 0.75 <= verdicts.count("equivalent") / 500 <= 0.9
+
+
+def test_more_comparisons_at_once_need_more_runs() -> None:
+    left, right = [100.0, 103.0, 97.0], [104.0, 107.0, 101.0]
+    one = judge(SPEED, ("left", left), ("right", right), within=0.01)
+    of_five = judge(SPEED, ("left", left), ("right", right), within=0.01, confidence=0.99)
+    assert one.needs_runs is not None
+    assert of_five.needs_runs is not None
+    assert of_five.needs_runs > one.needs_runs
+
+
+def test_what_more_runs_would_settle_is_the_effect_that_was_seen() -> None:
+    found = judge(SPEED, ("left", [100.0, 120.0, 80.0]), ("right", [80.0, 100.0, 64.0]), within=0.01)
+    size = re.match(r"right is ([\d.]+ %) slower", found.why)
+    assert size is not None
+    assert f"would settle {size[1]}." in found.why
 
 
 def test_a_comparison_is_json_and_holds_the_fixed_keys() -> None:

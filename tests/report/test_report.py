@@ -78,7 +78,7 @@ def test_many_harmless_differences_are_counted_and_not_all_listed() -> None:
 def test_three_sides_stand_one_below_another() -> None:
     sides = [side(n, [1000 * f, 1003 * f, 997 * f]) for n, f in (("a", 1.0), ("b", 1.001), ("c", 1.1))]
     shown = text(compare(sides))
-    assert "c is faster." in shown
+    assert "Against a, faster: c; equally fast: b." in shown
     assert "against a" in shown
     assert shown.count("c_better") >= 2
     assert "c_better" in words(markdown(compare(sides))).replace("\\", "")
