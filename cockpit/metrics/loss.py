@@ -23,10 +23,10 @@ _SCALE_FLOOR = 0.01  # of the largest loss: a loss near zero must not make small
 def loss_parity(sides: Sequence[Side]) -> dict[str, Any]:
     """The `loss_parity` object of ekvi.compare/1.
 
-    verdict: same, differs, or unknown. `max_rel_diff` is the largest relative difference between the sides' mean
-    curves, aligned by consumed tokens (by step where tokens are unknown); `final_rel_diff` that of loss_final.
-    `tolerance` is the largest difference between two repeats of one side, 0.1 % at least, or None where no side has
-    two. Several sides are held against the first.
+    verdict: same, differs, or unknown (also where iterations of a side have no finite loss). `max_rel_diff` is the
+    largest relative difference between the sides' mean curves, aligned by consumed tokens (by step where tokens are
+    unknown); `final_rel_diff` that of loss_final. `tolerance` is the largest difference between two repeats of one
+    side, 0.1 % at least, or None where no side has two. Several sides are held against the first.
     """
     finals = {s.name: _final(s) for s in sides}
     final = _rel([v for v in finals.values() if v is not None])
@@ -40,6 +40,12 @@ def loss_parity(sides: Sequence[Side]) -> dict[str, Any]:
     repeats = [_distance(a, b) for c in members for i, a in enumerate(c) for b in c[i + 1 :]]
     tolerance = max([FLOOR, *repeats]) if repeats else None
     verdict, note = _verdict(apart, tolerance)
+    lost = {s.name: n for s in sides if (n := _lost(s))}
+    if lost and verdict == "same":  # the curves speak only of the steps where every run has a loss
+        verdict = "unknown"
+    if lost:
+        told = ", ".join(f"{n} of {name}" for name, n in lost.items())
+        note = f"{note}; iterations without a finite loss are left out: {told}"
     return {
         "verdict": verdict,
         "max_rel_diff": apart,
@@ -58,6 +64,13 @@ def _verdict(apart: float | None, tolerance: float | None) -> tuple[str, str]:
         return "unknown", "no side has two repeats to draw a tolerance from"
     source = "what repeats of one side differ by" if tolerance > FLOOR else "the least asked; repeats differ by less"
     return ("same" if apart <= tolerance else "differs"), source
+
+
+def _lost(side: Side) -> int:
+    """Iterations of the side's runs whose loss is not finite: diverged, skipped or not told."""
+    import numpy as np
+
+    return sum(int((~np.isfinite(r.loss["loss"])).sum()) for r in side.counted if r.loss is not None)
 
 
 def _final(side: Side) -> float | None:
@@ -105,13 +118,16 @@ def _known(column: Floats | None) -> bool:
 
 
 def _line(columns: Mapping[str, Floats], by: str) -> tuple[Floats, Floats]:
-    """(axis, loss) of one run without unknown losses; consumed tokens are summed over all its iterations.
+    """(axis, loss) of one run without unknown losses; consumed tokens are summed over all steps up to each.
 
-    Of a step that was trained again after a restart, the last time counts.
+    A step that is not in the log (one line for ten steps, lost output) consumed what its next one did. Of a step that
+    was trained again after a restart, the last time counts.
     """
     import numpy as np
 
-    axis = np.cumsum(columns["tokens"]) if by == "tokens" else np.asarray(columns["step"], dtype=np.float64)
+    axis = np.asarray(columns["step"], dtype=np.float64)
+    if by == "tokens":
+        axis = np.cumsum(columns["tokens"] * np.diff(axis, prepend=0.0))
     loss = np.asarray(columns["loss"], dtype=np.float64)
     known = np.isfinite(loss)
     axis, loss = axis[known], loss[known]

@@ -75,11 +75,28 @@ def test_curves_are_aligned_by_consumed_tokens() -> None:
     assert by_step["max_rel_diff"] > 0.1
 
 
-def test_a_step_trained_again_after_a_restart_counts_once() -> None:
+@pytest.mark.parametrize("tokens", [None, 100.0])
+def test_a_step_trained_again_after_a_restart_counts_once(tokens: float | None) -> None:
     steps = np.concatenate([STEPS[:60], STEPS[40:]])
     loss = np.concatenate([CURVE[:40], CURVE[40:60] * 3, CURVE[40:]])
-    again = facts("2", loss, None, steps)
-    assert loss_parity(sides([facts("1", CURVE, None)], [again]))["max_rel_diff"] == pytest.approx(0.0, abs=1e-12)
+    again = facts("2", loss, tokens, steps)
+    assert loss_parity(sides([facts("1", CURVE, tokens)], [again]))["max_rel_diff"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_steps_that_are_not_in_the_log_consumed_tokens_too() -> None:
+    every_fifth = facts("2", CURVE[4::5], steps=STEPS[4::5])
+    lost_some = facts("3", np.delete(CURVE, range(20, 40)), steps=np.delete(STEPS, range(20, 40)))
+    for other in (every_fifth, lost_some):
+        found = loss_parity(sides([facts("1", CURVE)], [other]))
+        assert found["aligned_by"] == "tokens"
+        assert found["max_rel_diff"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_side_that_diverged_is_not_called_the_same() -> None:
+    gone = np.where(STEPS > 30, np.nan, CURVE)
+    found = loss_parity(sides([facts("1", CURVE), facts("2", CURVE)], [facts("3", gone), facts("4", gone)]))
+    assert found["verdict"] == "unknown"
+    assert "140 of b" in found["note"]
 
 
 def test_a_loss_near_zero_does_not_make_small_differences_large() -> None:
