@@ -12,7 +12,9 @@ C  6 P + 12 L h s         the full square (PaLM appendix B)
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 CONVENTION = "B"
 
@@ -47,3 +49,23 @@ def padded_vocab(vocab: int, multiple: int, tensor: int = 1) -> int:
     """`vocab` rounded up to a multiple of `multiple` times the tensor parallel size."""
     unit = multiple * tensor
     return math.ceil(vocab / unit) * unit
+
+
+def token_cost(config: Mapping[str, Any], model: Mapping[str, Any]) -> float | None:
+    """FLOP a token by convention B: as the runner's `model` diagnostic says, else from the configuration."""
+    told = (model.get("flops_per_token") or {}).get(CONVENTION)
+    if told:
+        return float(told)
+    shape, training = config.get("model") or {}, config.get("training") or {}
+    if (config.get("runner") or {}).get("name") != "megatron" or not training.get("sequence_length"):
+        return None
+    vocab = model.get("padded_vocab")
+    if vocab is None and shape.get("vocab"):
+        tensor = (training.get("parallel") or {}).get("tensor", 1)
+        vocab = padded_vocab(shape["vocab"], shape.get("vocab_multiple", 1), tensor)
+    if vocab is None:
+        return None
+    sizes = {key: shape[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn") if key in shape}
+    if len(sizes) < 5:
+        return None
+    return flops_per_token(Shape(**sizes, vocab=vocab), training["sequence_length"])[CONVENTION]

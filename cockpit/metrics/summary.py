@@ -22,6 +22,7 @@ SCHEMA = "ekvi.summary/1"
 LOSS_TAIL = 10
 P99_NEEDS = 100
 _STEP_S = (1e-9, 1e9)  # seconds: what lies outside is no step time but a damaged log
+_NO_GPU = "no GPU on this server"
 _SAID = ("provenance", "model", "data", "calibrate")  # diagnostics that speak of the whole run
 
 UNITS: dict[str, str] = {
@@ -57,6 +58,7 @@ class _Run:
     total: int
     dropped: int
     untimed: int
+    missing: int
     step_s: Floats
     tokens: Floats
     loss: Floats
@@ -71,8 +73,8 @@ class _Run:
     @property
     def gpus(self) -> int | None:
         """How many GPUs trained; 0 on a CPU server, None where nothing says."""
-        seen = self.ticks.count()
-        return 0 if seen is None and self.meta.get("vendor") == "cpu" else seen
+        seen, on_cpu = self.ticks.count(), self.meta.get("vendor") == "cpu"
+        return seen or (0 if on_cpu else None)
 
     def put(
         self,
@@ -165,6 +167,7 @@ def _gather(
         total=size,
         dropped=dropped,
         untimed=int(size - timed.sum()),
+        missing=_missing(_column(columns, "step", size), meta),
         step_s=step_s[kept],
         tokens=tokens[kept],
         loss=_column(columns, "loss", size),
@@ -180,6 +183,17 @@ def _column(columns: Columns, name: str, size: int | None) -> Floats:
     if found is None:
         return np.full(size or 0, math.nan)
     return np.asarray(found, dtype=np.float64)
+
+
+def _missing(step: Floats, meta: Mapping[str, Any]) -> int:
+    """Steps that were trained but stand in no line: up to the end of a run that succeeded, else up to its last."""
+    import numpy as np
+
+    known = np.unique(step[np.isfinite(step)])
+    if not known.size:
+        return 0
+    total = meta.get("total") if meta.get("state") == "SUCCEEDED" else None
+    return int(max(known[-1], total or 0) - known[0] + 1) - known.size
 
 
 def _tokens(logged: Floats, meta: Mapping[str, Any]) -> tuple[Floats, str | None]:
@@ -213,6 +227,8 @@ def _iterations_note(run: _Run) -> str:
         words.insert(0, f"nothing dropped as warm-up: MSER-5 needs {needed} timed iterations, here are {timed}")
     if run.untimed:
         words.insert(0, f"{run.untimed} iterations without a step time are left out")
+    if run.missing:
+        words.insert(0, f"{run.missing} iterations are not in the log")
     return "; ".join(words)
 
 
@@ -244,7 +260,7 @@ def _per_gpu(run: _Run) -> None:
     whole = run.metrics["tokens_per_s"]
     gpus = run.gpus
     if not gpus:
-        why = "no GPU on this server" if gpus == 0 else "how many GPUs trained is not known (no telemetry)"
+        why = _NO_GPU if gpus == 0 else "how many GPUs trained is not known (no GPU telemetry)"
         run.put("tokens_per_s_gpu", None, note=why)
         return
     ci = whole["ci95"]
@@ -257,30 +273,10 @@ def _per_gpu(run: _Run) -> None:
     )
 
 
-def token_cost(config: Mapping[str, Any], model: Mapping[str, Any]) -> float | None:
-    """FLOP a token by convention B: as the runner's `model` diagnostic says, else from the configuration."""
-    told = (model.get("flops_per_token") or {}).get(flops.CONVENTION)
-    if told:
-        return float(told)
-    shape, training = config.get("model") or {}, config.get("training") or {}
-    if (config.get("runner") or {}).get("name") != "megatron" or not training.get("sequence_length"):
-        return None
-    vocab = model.get("padded_vocab")
-    if vocab is None and shape.get("vocab"):
-        tensor = (training.get("parallel") or {}).get("tensor", 1)
-        vocab = flops.padded_vocab(shape["vocab"], shape.get("vocab_multiple", 1), tensor)
-    if vocab is None:
-        return None
-    sizes = {key: shape[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn") if key in shape}
-    if len(sizes) < 5:
-        return None
-    return flops.flops_per_token(flops.Shape(**sizes, vocab=vocab), training["sequence_length"])[flops.CONVENTION]
-
-
 def _compute(run: _Run) -> None:
     """tflops_gpu, mfu and mfu_measured."""
     speed = run.metrics["tokens_per_s_gpu"]
-    cost = token_cost(run.config, run.said.get("model") or {})
+    cost = flops.token_cost(run.config, run.said.get("model") or {})
     names = ("tflops_gpu", "mfu", "mfu_measured")
     if speed["value"] is None or cost is None:
         why = speed["note"] if speed["value"] is None else "the FLOP a token costs is not known for this model"
@@ -315,13 +311,17 @@ def _utilisation(run: _Run, tflops: float, n: int | None) -> None:
 def _loss(run: _Run) -> None:
     import numpy as np
 
-    known = run.loss[np.isfinite(run.loss)]
-    tail = known[-LOSS_TAIL:]
+    last = run.loss[-LOSS_TAIL:]  # not the last known ones: a run that diverged has no final loss
+    tail = last[np.isfinite(last)]
     if not tail.size:
-        run.put("loss_final", None, note="the log holds no loss")
+        some = bool(np.isfinite(run.loss).any())
+        why = f"none of the last {last.size} iterations has a finite loss" if some else "the log holds no loss"
+        run.put("loss_final", None, note=why)
         return
-    few = f"fewer than {LOSS_TAIL} iterations have a loss" if tail.size < LOSS_TAIL else None
-    run.put("loss_final", float(tail.mean()), n=int(tail.size), note=few)
+    few = f"only {tail.size} of the last {LOSS_TAIL} iterations have a finite loss"
+    short = f"the run has fewer than {LOSS_TAIL} iterations"
+    note = None if tail.size == LOSS_TAIL else few if last.size == LOSS_TAIL else short
+    run.put("loss_final", float(tail.mean()), n=int(tail.size), note=note)
 
 
 def _machine(run: _Run) -> None:
@@ -329,7 +329,7 @@ def _machine(run: _Run) -> None:
     ticks = run.ticks
     nothing = "no telemetry"
     gpu_memory = telemetry.peak(c["mem_used"] for c in ticks.devices.values())
-    without = "no GPU on this server" if run.gpus == 0 else "no GPU reports memory" if ticks.devices else nothing
+    without = _NO_GPU if run.gpus == 0 else "no GPU reports memory" if ticks.devices else "no GPU telemetry"
     run.put("mem_peak_by", gpu_memory, note=without if gpu_memory is None else "largest GPU, whole run")
     host_memory = telemetry.peak([ticks.host["mem_used"]])
     run.put(
@@ -343,7 +343,8 @@ def _machine(run: _Run) -> None:
         ("temp_max_c", telemetry.hottest(ticks)),
         ("throttled_ratio", telemetry.throttled(ticks, run.window)),
     ):
-        notes = [reading.note, partly if reading.value is not None and name != "temp_max_c" else None]
+        note = _NO_GPU if run.gpus == 0 and name != "power_w" else reading.note
+        notes = [note, partly if reading.value is not None and name != "temp_max_c" else None]
         run.put(name, reading.value, note="; ".join(x for x in notes if x) or None)
 
 

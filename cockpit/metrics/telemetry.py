@@ -21,7 +21,8 @@ _DEVICE = ("power_w", "energy_j", "mem_used", "temp_hot_c", "temp_mem_c", "temp_
 _HOST = ("power_w", "energy_j", "mem_used")
 SENSORS = {"temp_hot_c": "hotspot", "temp_mem_c": "memory", "temp_edge_c": "edge"}
 THROTTLE = frozenset({"power", "thermal", "hw"})
-EDGE_S = 5.0  # telemetry may begin or end this much inside a stretch and still speak for it
+EDGE = 0.02  # telemetry may begin or end this share of a stretch inside it and still speak for it
+EDGE_S = 5.0  # but never more
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,8 @@ def _so_far(t: Floats, counter: Floats, power: Floats) -> tuple[Floats, Floats, 
 
 
 def _covered(t: Floats, window: tuple[float, float]) -> bool:
-    return bool(t.size and t[0] <= window[0] + EDGE_S and t[-1] >= window[1] - EDGE_S)
+    edge = min(EDGE_S, EDGE * (window[1] - window[0]))
+    return bool(t.size and t[0] <= window[0] + edge and t[-1] >= window[1] - edge)
 
 
 def _sensors(telemetry: Telemetry) -> tuple[list[tuple[str, Floats, Floats]], str]:
@@ -251,7 +253,7 @@ def hottest(telemetry: Telemetry) -> Reading:
         if (value := peak([columns[name]])) is not None
     ]
     if not found:
-        return Reading(None, "no GPU reports a temperature" if telemetry.devices else "no GPU on this server")
+        return Reading(None, "no GPU reports a temperature" if telemetry.devices else "no GPU telemetry")
     value, index, sensor = max(found)
     return Reading(value, f"GPU {index}, {sensor} sensor")
 
@@ -261,7 +263,7 @@ def throttled(telemetry: Telemetry, window: tuple[float, float] | None) -> Readi
     import numpy as np
 
     if not telemetry.devices:
-        return Reading(None, "no GPU on this server" if len(telemetry) else "no telemetry")
+        return Reading(None, "no GPU telemetry")
     flags = np.stack([c["throttled"] for c in telemetry.devices.values()])
     known = np.isfinite(flags).any(axis=0) & telemetry.inside(window)
     if known.sum() < 2:

@@ -89,6 +89,32 @@ def test_iterations_without_a_time_are_left_out_and_counted() -> None:
     assert "3 iterations without a step time" in summary["iterations"]["note"]
 
 
+def test_iterations_that_are_not_in_the_log_are_counted() -> None:
+    table = {name: np.delete(column, [3, 4, 190]) for name, column in columns(np.full(200, 0.5)).items()}
+    for more, missing in (({"total": 200}, 3), ({"total": 210}, 13), ({"total": 210, "state": "FAILED"}, 3)):
+        told = summarise(meta(**more), table)["iterations"]["note"]
+        assert told.startswith(f"{missing} iterations are not in the log")
+    assert "not in the log" not in summarise(meta(total=200), columns(np.full(200, 0.5)))["iterations"]["note"]
+
+
+def test_a_run_that_diverged_has_no_final_loss() -> None:
+    table = columns(STEP)
+    table["loss"][30:] = np.nan
+    assert value(summarise(meta(), table), "loss_final") is None
+    assert "none of the last 10" in note(summarise(meta(), table), "loss_final")
+    table["loss"][-4:] = 2.0
+    summary = summarise(meta(), table)
+    assert value(summary, "loss_final") == 2.0
+    assert "only 4 of the last 10" in note(summary, "loss_final")
+
+
+def test_a_gpu_server_whose_gpus_nobody_sampled_is_not_said_to_have_none() -> None:
+    summary = summarise(meta(vendor="nvidia"), columns(STEP), [hello(), *(tick(float(t)) for t in range(9))])
+    assert summary["gpu"]["count"] is None
+    for name in ("tokens_per_s_gpu", "mem_peak_by", "temp_max_c", "throttled_ratio"):
+        assert "no GPU telemetry" in note(summary, name)
+
+
 def test_the_final_loss_is_the_mean_of_the_last_ten() -> None:
     table = columns(STEP)
     table["loss"][:] = 9.0

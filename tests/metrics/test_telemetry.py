@@ -63,6 +63,13 @@ def test_energy_is_not_made_up_for_a_part_without_readings() -> None:
     assert "do not cover" in found.note
 
 
+def test_a_short_part_is_not_spoken_for_by_readings_of_half_of_it() -> None:
+    ticks = read_ticks([hello(), *(tick(4.5 + t / 2, host={"power_w": 100.0}) for t in range(3))])
+    assert telemetry.energy_j(ticks, (START, START + 10.0)).value is None
+    found = telemetry.energy_j(ticks, (START + 4.49, START + 5.51))
+    assert found.value == pytest.approx(100.0, rel=0.03)
+
+
 def test_power_is_summed_over_the_gpus_and_one_silent_gpu_makes_the_sum_unknown() -> None:
     both = [tick(float(t), gpu(0, power_w=100.0), gpu(1, power_w=200.0)) for t in range(5)]
     assert telemetry.power_w(read_ticks(both), None).value == pytest.approx(300.0)
