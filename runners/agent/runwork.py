@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 from . import procs, record, shim, states
-from .base import AgentError, boot_id, is_locked, is_no_space
+from .base import AgentError, boot_id, is_locked, is_no_space, start_ticks
 from .files import Log, tail_lines
 from .queuefile import Queue, RunSpec, Stage
 from .slots import Slot
@@ -125,6 +125,8 @@ class RunWork:
 
     def step(self, now: float) -> None:
         """Look and go on; never waits. `now` is the monotonic clock."""
+        if self._shim is not None and self._shim.poll() is not None:  # also after the run's end: leave no zombie
+            self._shim = None
         if self.phase == PREPARING and now >= self._next_try:
             self._prepare(now)
         elif self.phase == LIVE:
@@ -212,8 +214,6 @@ class RunWork:
 
     def _watch(self, now: float) -> None:
         path = self._record(self.index)
-        if self._shim is not None and self._shim.poll() is not None:
-            self._shim = None
         alive = is_locked(path)  # before the record is read: what a shim writes last is then seen
         rec = record.read(path)
         if rec is not None and rec["ended"]:
@@ -282,9 +282,15 @@ class RunWork:
             procs.kill(self._processes(rec))
 
     def _processes(self, rec: dict[str, Any] | None) -> list[procs.Process]:
-        if rec is None:
+        """What lives of the run: its group, while its leader pins that number, and all that carry its EKVI_OUT.
+
+        Once the leader is reaped its number may be anyone's, a shell's for instance, however late it is looked at.
+        """
+        if rec is None or rec["boot_id"] != boot_id():
             return procs.of_run(None, None, self.out)
-        return procs.of_run(rec["pgid"], rec["child_start_ticks"], self.out)
+        since = rec["child_start_ticks"]
+        pinned = since is not None and start_ticks(rec["pgid"]) == since
+        return procs.of_run(rec["pgid"] if pinned else None, since, self.out)
 
     def _stage_ended(self, rec: dict[str, Any]) -> None:
         if rec["error"] is None:

@@ -65,6 +65,11 @@ def message(task: dict[str, Any]) -> bytes:
     return b"%d\n%s" % (len(body), body)
 
 
+def _short(text: str) -> str:
+    """`text` as it fits into the record, where a character may take twelve bytes: its middle left out if need be."""
+    return text if len(json.dumps(text)) <= 2400 else "%s...%s" % (text[:90], text[-90:])
+
+
 class Shim:
     """One program under care."""
 
@@ -127,7 +132,7 @@ class Shim:
         for part in iter(lambda: os.read(err_read, 4096), b""):
             error += part
         os.close(err_read)
-        return error.decode("utf-8", "replace")[:1000] or None
+        return _short(error.decode("utf-8", "replace")) or None
 
     @staticmethod
     def _widen(pipe: int) -> None:
@@ -155,9 +160,10 @@ class Shim:
             os.chdir(cwd)
             doing = "cannot start %s" % argv[0]
             os.execvpe(argv[0], argv, self.task["env"])  # noqa: S606 (no shell is wanted)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a word that this system's encoding does not have
             code = 127 if isinstance(error, FileNotFoundError) else 126
-            os.write(err, ("%s: %s" % (doing, error.strerror)).encode())
+            why = getattr(error, "strerror", None) or str(error)
+            os.write(err, ("%s: %s" % (doing, why)).encode("utf-8", "backslashreplace"))
         finally:
             os._exit(code)
 

@@ -19,7 +19,7 @@ class StateLog:
     def __init__(self, path: str) -> None:
         self.file = LineFile(path)
         self.file.flush()  # cuts a torn line before it is read
-        lines = [line for line in read_whole_lines(path) if isinstance(line.get("agent_seq"), int)]
+        lines = [line for line in read_whole_lines(path) if _is_state(line)]
         self.next_seq: int = lines[-1]["agent_seq"] + 1 if lines else 0
         self.last: dict[str, Any] | None = lines[-1] if lines else None
         self.seen = {(line.get("state"), line.get("stage")) for line in lines}
@@ -72,3 +72,13 @@ class StateLog:
     def flush(self) -> bool:
         """Write what waits; False where there is no room still."""
         return self.file.flush(sync=True)
+
+
+def _is_state(line: dict[str, Any]) -> bool:
+    """Whether a line is one of ours: what a damaged disk made of one is passed over."""
+    return (
+        isinstance(line.get("agent_seq"), int)
+        and isinstance(line.get("state"), str)
+        and "reason" in line
+        and isinstance(line.get("data"), dict)
+    )

@@ -26,11 +26,18 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def take_queue(queue: Queue) -> int | None:
-    """The open agent.lock of a queue, or None where another agent works it. Raises OSError."""
-    fd = os.open(queue.file("agent.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """The open agent.lock of a queue, or None where another agent works it.
+
+    Raises AgentError where the queue was cleaned away meanwhile: its runs must not begin anew. Raises OSError.
+    """
+    path = queue.file("agent.lock")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for _ in range(5):
         if try_lock(fd):
-            return fd
+            if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(fd)):
+                return fd
+            os.close(fd)
+            raise AgentError("%s was cleaned away just now." % queue.path)
         time.sleep(0.1)  # a `status` may have looked just now
     os.close(fd)
     return None
