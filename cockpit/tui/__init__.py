@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,11 +14,16 @@ if TYPE_CHECKING:
 
 
 def need_terminal() -> None:
-    """Raise UsageError where standard input or output is no terminal: textual would not refuse."""
+    """Raise UsageError where standard input or output is no terminal, or a dumb one: textual would not refuse."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
             "the screen needs a terminal on standard input and output.",
             hint="Without one, `ekvi-cockpit run --profile P` does the same and prints its progress; see --help.",
+        )
+    if os.environ.get("TERM") == "dumb":
+        raise UsageError(
+            "the screen needs a terminal that can place text, and TERM is `dumb`.",
+            hint="`ekvi-cockpit run --profile P` prints its progress line by line.",
         )
 
 

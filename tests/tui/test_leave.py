@@ -278,6 +278,14 @@ def test_without_a_terminal_it_says_what_to_use_instead() -> None:
     assert caught.value.exit_code == 2
 
 
+def test_a_dumb_terminal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    with pytest.raises(UsageError, match="TERM is `dumb`"):
+        run_app(None)
+
+
 def test_an_internal_error_is_a_short_message_without_locals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,6 +227,15 @@ async def test_the_speed_of_a_replay_goes_up_and_down_within_bounds() -> None:
         assert script.paces[-1] == 64.0
 
 
+async def test_a_replay_goes_on_from_the_speed_that_it_was_started_with() -> None:
+    script = Script(live=False)
+    script.speed = 8.0
+    async with screen(script) as (_, pilot):
+        await until(pilot, "×8")
+        await pilot.press("right_square_bracket")
+        assert script.paces == [16.0]
+
+
 async def test_the_end_shows_the_verdict_its_reason_and_the_whole_comparison() -> None:
     script = Script()
     async with screen(script) as (app, pilot):

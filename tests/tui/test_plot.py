@@ -40,7 +40,7 @@ def test_any_floats_give_a_canvas_of_the_asked_shape(
 ) -> None:
     width, height = size
     columns = _columns(points, 2 * width, min(a, b), max(a, b))
-    canvas = braille([Stroke(columns, 0, 1)], width, height, scale_of([columns], log=log, robust=robust))
+    canvas = braille([Stroke(columns, 1)], width, height, scale_of([columns], log=log, robust=robust))
     assert [len(row) for row in canvas.dots] == [width] * height
     assert [len(canvas.text(y)) for y in range(height)] == [width] * height
 
@@ -52,7 +52,7 @@ def test_every_column_with_a_finite_value_is_drawn(
     xs = [x for x, _ in points]
     columns = _columns(points, 2 * width, min(xs), max(xs))
     expected = {columns.column(x) for x in xs}
-    canvas = braille([Stroke(columns, 0, 1)], width, height, scale_of([columns]))
+    canvas = braille([Stroke(columns, 1)], width, height, scale_of([columns]))
     assert expected <= _drawn(canvas)
 
 
@@ -79,22 +79,23 @@ def test_a_single_spike_among_many_points_is_kept() -> None:
 def test_a_gap_breaks_the_line() -> None:
     nan = math.nan
     columns = _columns([(0, 1.0), (10, 1.0), (20, nan), (30, 1.0), (40, 1.0)], 41, 0, 40)
-    drawn = _drawn(braille([Stroke(columns, 0, 1)], 21, 4, Scale(0, 2)))
+    drawn = _drawn(braille([Stroke(columns, 1)], 21, 4, Scale(0, 2)))
     assert 15 not in drawn or 25 not in drawn
     assert {0, 5, 10, 30, 35, 40} <= drawn
 
 
-def test_two_equal_lines_are_both_seen() -> None:
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_of_equal_lines_each_is_seen(count: int) -> None:
     points = [(float(i), float(i % 7)) for i in range(60)]
-    strokes = [Stroke(_columns(points, 60, 0, 59), side, 1) for side in (0, 1)]
+    strokes = [Stroke(_columns(points, 60, 0, 59), 1) for _ in range(count)]
     canvas = braille(strokes, 30, 6, Scale(0, 7))
     owners = {o for row in canvas.owner for o in row}
-    assert owners == {-1, 0, 1}
+    assert owners == {-1, *range(count)}
 
 
 def test_a_current_run_hides_an_earlier_one_whatever_the_order() -> None:
     columns = _columns([(0, 1.0), (9, 1.0)], 10, 0, 9)
-    for strokes in ([Stroke(columns, 0, 1), Stroke(columns, 0, 2)], [Stroke(columns, 0, 2), Stroke(columns, 0, 1)]):
+    for strokes in ([Stroke(columns, 1), Stroke(columns, 2)], [Stroke(columns, 2), Stroke(columns, 1)]):
         canvas = braille(strokes, 5, 2, Scale(0, 2))
         best = max(range(2), key=lambda i: strokes[i].rank)
         assert {o for row in canvas.owner for o in row} == {-1, best}
@@ -141,5 +142,5 @@ def test_a_constant_line_has_a_scale_around_it() -> None:
 
 def test_a_value_without_a_logarithm_is_left_out() -> None:
     columns = _columns([(0, -1.0), (5, 0.0), (9, 10.0)], 10, 0, 9)
-    canvas = braille([Stroke(columns, 0, 1)], 5, 4, scale_of([columns], log=True))
+    canvas = braille([Stroke(columns, 1)], 5, 4, scale_of([columns], log=True))
     assert _drawn(canvas) == {9}

@@ -44,7 +44,7 @@ class LiveScreen(Screen[None]):
         self._feed = feed
         self._slow_at = 0.0
         self._paused = False
-        self._speed = 1.0
+        self._chosen_speed: float | None = None
 
     def compose(self) -> ComposeResult:
         """Top to bottom as it is seen."""
@@ -79,6 +79,14 @@ class LiveScreen(Screen[None]):
     def cockpit(self) -> CockpitApp:
         """The app, by its own type."""
         return cast("CockpitApp", self.app)
+
+    @property
+    def speed(self) -> float:
+        """How fast a replay plays when it is not paused: as chosen here, else as it was started."""
+        if self._chosen_speed is not None:
+            return self._chosen_speed
+        # What does not say its speed plays in real time.
+        return float(getattr(self.cockpit.session, "speed", 1.0))
 
     @property
     def mode(self) -> str:
@@ -158,7 +166,7 @@ class LiveScreen(Screen[None]):
         if self.cockpit.stopping and not self._feed.ended:
             words.append("stopping…")
         if self.mode == keys.REPLAY:
-            words.append("paused" if self._paused else f"×{self._speed:g}" if self._speed != 1 else "")
+            words.append("paused" if self._paused else f"×{self.speed:g}" if self.speed != 1 else "")
         self._head.mode = " ".join(w for w in words if w)
         self._head.repaint()
         self._keys.show(keys.bar(self.mode))
@@ -224,6 +232,7 @@ class LiveScreen(Screen[None]):
     def action_pause(self) -> None:
         """Hold a replay, or let it go on."""
         if self.mode == keys.REPLAY:
+            self._chosen_speed = self.speed  # a paused session would say 0
             self._paused = not self._paused
             self._feed.hold(self._paused)
             self._pace()
@@ -231,14 +240,14 @@ class LiveScreen(Screen[None]):
     def action_pace(self, direction: int) -> None:
         """Play a replay faster or slower."""
         if self.mode == keys.REPLAY:
-            at = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self._speed))
-            self._speed = SPEEDS[min(len(SPEEDS) - 1, max(0, at + direction))]
+            at = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
+            self._chosen_speed = SPEEDS[min(len(SPEEDS) - 1, max(0, at + direction))]
             self._pace()
 
     def _pace(self) -> None:
         session = self.cockpit.session
         if session is not None:
-            session.pace(0.0 if self._paused else self._speed)
+            session.pace(0.0 if self._paused else self.speed)
         self._say_mode()
 
     def action_stop(self) -> None:

@@ -75,7 +75,7 @@ class Chart(Panel, can_focus=True):
         if not any(math.isfinite(v) for c in columns.values() for v in c.high):
             return self._message("this log does not say it", width + gutter, height)
         ordered = sorted(self._tracks, key=lambda t: -t.age)
-        strokes = [Stroke(columns[t.run], t.side, -min(t.age, len(_FADES) - 1) + len(_FADES)) for t in ordered]
+        strokes = [Stroke(columns[t.run], -min(t.age, len(_FADES) - 1) + len(_FADES)) for t in ordered]
         canvas = braille(strokes, width, height, scale)
         styles = [self.look.side(t.side, fade=_FADES[min(t.age, len(_FADES) - 1)]) for t in ordered]
         labels = _tick_rows(scale, height)

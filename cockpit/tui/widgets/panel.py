@@ -9,6 +9,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -25,9 +26,9 @@ def strip(parts: Iterable[Part], width: int, ground: Style) -> Strip:
 
 
 class Panel(Widget):
-    """A widget of lines. Subclasses build them in `rows`; `repaint` says that they changed.
+    """A widget of lines. Subclasses build them in `rows`; `repaint` says that they may have changed.
 
-    Building is put off until the lines are painted: a hidden panel costs nothing.
+    Only lines that did change are painted, and a hidden panel builds none.
     """
 
     ALLOW_SELECT = False
@@ -44,9 +45,17 @@ class Panel(Widget):
         return cast("CockpitApp", self.app).look
 
     def repaint(self) -> None:
-        """Build the lines anew at the next paint."""
-        self._rows = None
-        self.refresh()
+        """Build the lines anew and paint those that are other than before."""
+        size = self.size
+        if self._rows is None or self._made_for != (size, self.look) or not self.is_on_screen:
+            self._rows = None
+            self.refresh()
+            return
+        before, self._rows = self._rows, self.rows(size.width, size.height)
+        after = self._rows
+        changed = [y for y in range(size.height) if before[y : y + 1] != after[y : y + 1]]
+        if changed:
+            self.refresh(*(Region(0, y, size.width, 1) for y in changed))
 
     def rows(self, width: int, height: int) -> list[Strip]:
         """The lines of a content area of `width` x `height` cells; fewer are filled up."""

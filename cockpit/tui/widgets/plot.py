@@ -153,10 +153,9 @@ def _log_ticks(low: float, high: float, count: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """A line to draw: its columns, the index of its colour, and its rank (a higher one hides a lower in a cell)."""
+    """A line to draw, and its rank: in a cell a higher one hides a lower."""
 
     columns: Columns
-    colour: int
     rank: int
 
 
@@ -184,6 +183,7 @@ def braille(strokes: Sequence[Stroke], width: int, height: int, scale: Scale) ->
     dots = [bytearray(width) for _ in range(height)]
     owner = [[-1] * width for _ in range(height)]
     rank = [[-1] * width for _ in range(height)]
+    sharing = [bytearray(width) for _ in range(height)]  # how many lines of the shown rank meet in a cell
     for index, stroke in enumerate(strokes):
         for row, mask in enumerate(draw(stroke.columns, width, height, scale)):
             for col, bits in enumerate(mask):
@@ -191,10 +191,12 @@ def braille(strokes: Sequence[Stroke], width: int, height: int, scale: Scale) ->
                     continue
                 if rank[row][col] < stroke.rank:
                     rank[row][col], dots[row][col], owner[row][col] = stroke.rank, bits, index
+                    sharing[row][col] = 1
                 else:
                     dots[row][col] |= bits
-                    # In turns of two cells: shorter ones look like noise.
-                    owner[row][col] = index if (col // 2 + stroke.colour) % 2 else owner[row][col]
+                    sharing[row][col] = count = min(255, sharing[row][col] + 1)
+                    if col // 2 % count == count - 1:  # in turns of two cells: shorter ones look like noise
+                        owner[row][col] = index
     return Canvas(width, height, dots, owner)
 
 
