@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from cockpit.cli.jsonlines import JsonLines, extras
@@ -23,27 +24,63 @@ def observer(args: argparse.Namespace) -> Observer:
     return JsonLines(extras(args.with_)) if args.output == "json" else progress()
 
 
-async def follow(session: Session, face: Observer) -> Outcome:
-    """Run a session under Ctrl-C: once stops the group, twice leaves it to its agent."""
+@contextlib.contextmanager
+def ctrl_c_waits() -> Iterator[Callable[[], bool]]:
+    """Note Ctrl-C instead of raising it, and tell whether it came: half a launch would train on with nobody told.
+
+    A second one does interrupt.
+    """
+    seen: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if seen:
+            sys.stderr.write("What is launched already goes on; `ekvi-cockpit stop last` stops it.\n")
+            raise KeyboardInterrupt
+        seen.append(number)
+        sys.stderr.write("Stopping the group once it is launched; Ctrl-C again leaves at once.\n")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+async def follow(
+    session: Session, face: Observer, *, stops: bool = True, early: Callable[[], bool] = lambda: False
+) -> Outcome:
+    """Run a session under Ctrl-C: once stops the group, twice leaves it to its agent; without `stops` once leaves.
+
+    `early` tells whether Ctrl-C came before.
+    """
     loop = asyncio.get_running_loop()
     wishes: list[asyncio.Task[None]] = []
+    left = asyncio.Event()
 
     def interrupted() -> None:
-        if wishes:
-            face.note("warning", "Leaving: the agent goes on stopping the group; `attach last` shows how it ended.")
-            session.detach()
-        else:
+        if stops and not wishes:
             face.note("warning", "Stopping the group; Ctrl-C again leaves it to its agent.")
             wishes.append(asyncio.ensure_future(session.stop()))
+            return
+        if stops:
+            face.note("warning", "Leaving: the agent goes on stopping the group; `attach last` shows how it ended.")
+        left.set()
+        session.detach()
 
     loop.add_signal_handler(signal.SIGINT, interrupted)
     try:
+        if early():
+            interrupted()
         outcome = await session.run(face)
+    except BaseExceptionGroup as errors:
+        if errors.subgroup(BrokenPipeError) is not None:  # the reader of our output went away
+            raise BrokenPipeError from None
+        raise
     finally:
         loop.remove_signal_handler(signal.SIGINT)
     for wish in wishes:
         await asyncio.wait_for(wish, 60)
-    if wishes:
+    if wishes or left.is_set():
         return Outcome(outcome.group, outcome.state, int(Exit.INTERRUPTED), outcome.comparison)
     return outcome
 
@@ -69,6 +106,8 @@ def print_result(store: Store, outcome: Outcome, runs: list[str]) -> None:
 
     if outcome.comparison is not None:
         sys.stdout.write(text(outcome.comparison))
+        return
+    if outcome.state == "DETACHED":
         return
     for run in runs:
         summary = store.run_dir(run).summary()

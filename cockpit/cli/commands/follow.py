@@ -72,8 +72,8 @@ def stop(args: argparse.Namespace) -> int:
         if run is not None:
             sys.stderr.write(f"{run}: asked to stop; `ekvi-cockpit attach {group}` follows the others.\n")
             return int(Exit.OK)
-        asyncio.run(follow(LiveSession(store, record, connect), Plain()))
-    return int(Exit.OK)
+        outcome = asyncio.run(follow(LiveSession(store, record, connect), Plain(), stops=False))
+    return int(Exit.INTERRUPTED if outcome.exit_code == Exit.INTERRUPTED else Exit.OK)
 
 
 def fetch(args: argparse.Namespace) -> int:
@@ -85,10 +85,10 @@ def fetch(args: argparse.Namespace) -> int:
     group, _ = _group_of(store, args.id)
     with store.lock_group(group):
         record = store.group(group)
-        asyncio.run(follow(LiveSession(store, record, connect, once=True), Plain()))
+        outcome = asyncio.run(follow(LiveSession(store, record, connect, once=True), Plain(), stops=False))
     for run in record.runs:
         sys.stdout.write(f"{store.run_dir(run).path}\n")
-    return int(Exit.OK)
+    return int(Exit.INTERRUPTED if outcome.exit_code == Exit.INTERRUPTED else Exit.OK)
 
 
 def replay(args: argparse.Namespace) -> int:
@@ -105,7 +105,7 @@ def replay(args: argparse.Namespace) -> int:
         if args.output == "json":
             raise UsageError("--watch and --output json exclude each other.")
         return watch(lambda: session)
-    outcome = asyncio.run(follow(session, observer(args)))
+    outcome = asyncio.run(follow(session, observer(args), stops=False))
     if args.output == "text":
         print_result(store, outcome, runs)
     return outcome.exit_code

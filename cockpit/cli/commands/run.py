@@ -6,9 +6,10 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cockpit.cli.follow import follow, observer, print_result, say_it_goes_on, watch
+from cockpit.cli.follow import ctrl_c_waits, follow, observer, print_result, say_it_goes_on, watch
 from cockpit.cli.jsonlines import extras
 from cockpit.core.errors import Exit, UsageError
 
@@ -35,8 +36,7 @@ def run(args: argparse.Namespace) -> int:
         return _resume(store, args)
     plan = asyncio.run(_checked_plan(wish))
     with store.lock_group(plan.group):
-        record = asyncio.run(_launch(plan, store))
-        return _after_launch(store, record, args)
+        return _follow(store, args, lambda: asyncio.run(_launch(plan, store)))
 
 
 def _check_words(args: argparse.Namespace) -> None:
@@ -98,26 +98,33 @@ def _resume(store: Store, args: argparse.Namespace) -> int:
 
     _, group = store.resolve(args.resume, want="group")
     with store.lock_group(group):
-        record, again = asyncio.run(resume(store, group, connect))
-        if not again:
-            sys.stderr.write(f"group {group}: every run has succeeded, nothing is left to do.\n")
-        return _after_launch(store, record, args)
+
+        def launch() -> GroupRecord:
+            record, again = asyncio.run(resume(store, group, connect))
+            if not again:
+                sys.stderr.write(f"group {group}: every run has succeeded, nothing is left to do.\n")
+            return record
+
+        return _follow(store, args, launch)
 
 
-def _after_launch(store: Store, record: GroupRecord, args: argparse.Namespace) -> int:
+def _follow(store: Store, args: argparse.Namespace, launch: Callable[[], GroupRecord]) -> int:
+    """Launch, and follow as the arguments ask; Ctrl-C on the way stops what it finds launched."""
     from cockpit.engine.session import LiveSession
     from cockpit.hosts import connect
 
-    if args.detach:
-        _say_detached(record, args.output)
-        return int(Exit.OK)
-    session = LiveSession(store, record, connect)
-    if args.watch:
-        return watch(lambda: session, group=(store, record.id))
-    outcome = asyncio.run(follow(session, observer(args)))
-    if args.output == "text":
-        print_result(store, outcome, list(record.runs))
-    return outcome.exit_code
+    with ctrl_c_waits() as early:
+        record = launch()
+        if args.detach and not early():
+            _say_detached(record, args.output)
+            return int(Exit.OK)
+        session = LiveSession(store, record, connect)
+        if not args.watch or early():
+            outcome = asyncio.run(follow(session, observer(args), early=early))
+            if args.output == "text":
+                print_result(store, outcome, list(record.runs))
+            return outcome.exit_code
+    return watch(lambda: session, group=(store, record.id))
 
 
 def _say_detached(record: GroupRecord, output: str) -> None:
