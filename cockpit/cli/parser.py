@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -126,7 +127,9 @@ def _looking(sub: Any, common: argparse.ArgumentParser) -> None:
     p.add_argument(
         "sides", nargs="+", metavar="RUN|GROUP[:SERVER]", help="each gives a side per server and sweep point"
     )
-    p.add_argument("--within", default="1%", metavar="1%%", help="what counts as equal (1%%)")
+    p.add_argument(
+        "--within", default="1%", metavar="SHARE", help="what counts as equal, such as 0.5%% or 0.005 (1%%)"
+    )
     p.add_argument("--strict", action="store_true", help="refuse an unfair comparison (exit 4)")
     _output(p, "text", "json", "md")
 
@@ -189,7 +192,24 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if rest:
         args.overrides = [*args.overrides, *rest]
     args.runs_dir = getattr(args, "runs_dir", None)
+    for name, value in vars(args).items():
+        if name != "runs_dir":  # a folder may be called anything
+            setattr(args, name, _text(value))
     return args
+
+
+def _text(value: Any) -> Any:
+    """The words of an argument as text, also where the locale is not UTF-8; raises UsageError where they are none."""
+    if isinstance(value, list):
+        return [_text(item) for item in value]
+    if not isinstance(value, str) or value.isascii():
+        return value
+    try:
+        return os.fsencode(value).decode()
+    except UnicodeEncodeError:  # decoded already
+        return value
+    except UnicodeDecodeError:
+        raise UsageError(f"{value.encode(errors='backslashreplace').decode()!r} is not text in UTF-8.") from None
 
 
 def _check_command(parser: argparse.ArgumentParser, argv: list[str]) -> None:
