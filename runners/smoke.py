@@ -111,10 +111,9 @@ def separable(settings: SmokeRunner) -> tuple[torch.Tensor, torch.Tensor]:
 def epoch(smoke: Smoke, number: int) -> tuple[float, float]:
     """One epoch, counted from 1; returns its first batch's loss and its mean loss, over all processes."""
     smoke.sampler.set_epoch(number - 1)  # another order each epoch, the same on all ranks
-    begin = time.perf_counter()
+    begin = last = time.perf_counter()
     losses = []
     for index, (features, classes) in enumerate(smoke.loader):
-        started = time.perf_counter()
         inputs, labels = features.to(smoke.device), classes.to(smoke.device)
         smoke.optimizer.zero_grad()
         own = nn.functional.cross_entropy(smoke.model(inputs), labels)
@@ -123,13 +122,15 @@ def epoch(smoke: Smoke, number: int) -> tuple[float, float]:
         loss = own.detach()
         dist.all_reduce(loss)  # also waits for the device: the clock below means something
         losses.append(float(loss) / smoke.process.world)
+        end = time.perf_counter()
+        seconds, last = end - last, end  # from batch to batch: loading the data counts
         if index in (0, len(smoke.loader) - 1):
             log.debug(
                 "[BATCH] epoch %d batch %d/%d loss %.6f inputs %s labels %s",
                 number, index + 1, len(smoke.loader), losses[-1], list(inputs.shape), list(labels.shape),
             )  # fmt: skip
         if smoke.process.last:
-            _iteration(smoke, (number - 1) * len(smoke.loader) + index + 1, losses[-1], started, len(labels))
+            _iteration(smoke, (number - 1) * len(smoke.loader) + index + 1, losses[-1], seconds, len(labels))
     mean = sum(losses) / len(losses)
     took = time.perf_counter() - begin
     log.info("[TRAIN] epoch %d/%d loss %.6f (%.3f s)", number, smoke.settings.epochs, mean, took)
@@ -161,14 +162,14 @@ def result(smoke: Smoke, losses: list[tuple[float, float]], seconds: float) -> N
         )
 
 
-def _iteration(smoke: Smoke, step: int, loss: float, started: float, samples: int) -> None:
+def _iteration(smoke: Smoke, step: int, loss: float, seconds: float, samples: int) -> None:
     finite = loss == loss and abs(loss) != float("inf")  # noqa: PLR0124 - NaN is not itself
     wire.emit(
         "iteration",
         step=step,
         total=smoke.total,
         loss=loss if finite else None,
-        step_s=time.perf_counter() - started,
+        step_s=seconds,
         tokens=None,
         samples=samples * smoke.process.world,
         lr=smoke.settings.lr,

@@ -74,7 +74,7 @@ class Reporter:
     def validation(self, loss: float | None) -> None:
         """Print the validation's mean loss as Megatron's line, NAN where it is no number."""
         value = math.nan if loss is None else loss
-        perplexity = math.exp(min(20.0, value))  # Megatron's cap
+        perplexity = math.exp(min(value, 20.0))  # Megatron's cap; in this order NaN stays NaN
         line = (
             f" validation loss at iteration {self.config.training.train_iters}"
             f" | lm loss value: {value:.6E} | lm loss PPL: {perplexity:.6E} |"

@@ -126,20 +126,24 @@ def set_up(config: RunConfig, backend: Backend, entry: Entry, index: Path, vocab
 
 
 def loop(training: Training, reporter: report.Reporter, *, speak: bool) -> tuple[float | None, float]:
-    """Train all iterations; returns the last loss (known on the last pipeline stage) and the seconds of all steps."""
+    """Train all iterations; returns the last loss (known on the last pipeline stage) and the seconds of all steps.
+
+    A step lasts from the end of the one before to its own, as in Megatron: what is told in between counts too.
+    """
     gc.collect()
     gc.freeze()  # the model is no garbage: later collections need not look at it
     loss, total = None, 0.0
     batches = training.batches(training.samples, training.config.training.train_iters)
+    training.backend.synchronise()
+    begin = time.perf_counter()
     for number in range(1, training.config.training.train_iters + 1):
-        training.backend.synchronise()
-        begin = time.perf_counter()
         rate = optimizer.learning_rate(training.config.training, number)
         losses, norm, skipped = one_step(training, batches, rate)
-        training.backend.synchronise()
-        seconds = time.perf_counter() - begin
-        total += seconds
         loss = mean_loss(training, losses)
+        training.backend.synchronise()
+        end = time.perf_counter()
+        seconds, begin = end - begin, end
+        total += seconds
         if speak:
             reporter.iteration(report.Step(number, loss, seconds, rate, norm, skipped))
     return loss, total
