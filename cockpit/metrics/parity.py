@@ -95,7 +95,8 @@ def _facts(run: RunFacts) -> dict[str, Any]:
     config, known = run.meta.get("config") or {}, run.provenance
     out: dict[str, Any] = {}
     for key, value in config.items():
-        out.update(_flat(key if key in _GROUPS else f"config.{key}", value))
+        flat = _flat(key if key in _GROUPS else f"config.{key}", value)
+        out.update({k: "null" if v is None else v for k, v in flat.items()})  # said to be none is not unknown
     runner = out.pop("runner.name", None)
     out.update({"runner": runner, "launcher": (run.meta.get("plan") or {}).get("launcher")})
     out.update(_flat("prepared", {k: v for k, v in (known.get("data") or {}).items() if not _is_place(k)}))
@@ -193,7 +194,7 @@ def _difference(key: str, facts: Mapping[str, list[dict[str, Any]]], swept: set[
         return None
     mixed = [name for name, values in seen.items() if len(values) > 1]
     absent = [name for name, values in seen.items() if not values]
-    if key in swept:
+    if any(key == one or key.startswith(f"{one}.") for one in swept):
         severity, why = "info", "swept on purpose in this group"
     elif absent and key.startswith("env."):
         why = "set on one side only"

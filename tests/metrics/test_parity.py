@@ -51,6 +51,7 @@ def test_sides_that_are_alike_are_fair() -> None:
         ("config.training.sequence_length", 256, "training.sequence_length"),
         ("config.training.precision", "fp8", "training.precision"),
         ("config.training.learning_rate", 3e-4, "training.learning_rate"),
+        ("config.model.vocab", None, "model.vocab"),
         ("config.data.source", "synthetic", "data.source"),
         ("config.runner.name", "smoke", "runner"),
         ("provenance.data.sha256", "beef", "prepared.sha256"),
@@ -148,6 +149,16 @@ def test_a_swept_key_is_info_within_a_group_and_blocking_across_groups() -> None
     assert "swept" in found["why"]
     other = {**b, "group": "another"}
     assert parity([side("a", a), side("b", other)])["differences"][0]["severity"] == "blocking"
+
+
+def test_a_swept_choice_of_a_group_is_swept_in_all_its_keys() -> None:
+    a = {**meta(), "sweep": {"model": "tiny"}}
+    b = changed({**meta(), "sweep": {"model": "deep"}}, "config.model.layers", 8)
+    (found,) = parity([side("a", a), side("b", b)])["differences"]
+    assert (found["key"], found["severity"]) == ("model.layers", "info")
+    named_alike = {"model_extra": "1"}
+    other = [{**one, "sweep": named_alike} for one in (a, b)]
+    assert parity([side("a", other[0]), side("b", other[1])])["differences"][0]["severity"] == "blocking"
 
 
 def test_a_side_whose_runs_differ_among_themselves_is_a_warning() -> None:
