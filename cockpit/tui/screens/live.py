@@ -185,7 +185,7 @@ class LiveScreen(Screen[None]):
         height = height or self.size.height
         self.set_class(height < 17, "short")
         self.set_class(height < 11, "tiny")
-        wanted = max(self._servers.wanted(), len(self._feed.runs), 1) + 2
+        wanted = max(self._servers.comfortable(), len(self._feed.runs), 1) + 2
         share = 3 if self._servers.wanted() > len(self._feed.servers) else 4  # GPUs want more room
         self.query_one("#middle").styles.height = min(wanted, max(5, height // share))
 

@@ -13,6 +13,7 @@ from cockpit.tui.feed import Feed, ServerView, load_of
 from cockpit.tui.widgets.panel import Part, Scroller, strip
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
+_WIDE = 64  # columns in which one line a server says all of it
 _STALE_S = 5.0  # an older sample is shown faded: it no longer says how things are
 
 
@@ -32,6 +33,10 @@ class ServersPanel(Scroller):
         """How many lines would show everything."""
         return sum(1 + len(_devices(s)) for s in self._feed.servers.values())
 
+    def comfortable(self) -> int:
+        """How many lines it takes until nothing has to be left out: two a server where they are short."""
+        return self.wanted() + (len(self._feed.servers) if self.size.width < _WIDE else 0)
+
     def beat(self) -> bool:
         """Whether an age would be written otherwise than it stands there."""
         ages = [self._age(s) for s in self._feed.servers.values()]
@@ -43,7 +48,7 @@ class ServersPanel(Scroller):
         lines: list[list[Part]] = []
         spare = height - self.wanted() >= len(self._feed.servers)  # room for a second line a server
         for server in self._feed.servers.values():
-            lines += self._server(server, width, two=spare and width < 64)
+            lines += self._server(server, width, two=spare and width < _WIDE)
             lines += [self._device(server, d, width) for d in _devices(server)]
         ground = self.look("foreground")
         if not lines:
