@@ -51,7 +51,8 @@ def test_what_an_encoding_does_not_have_is_written_plainly(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {}])
 def test_words_are_text_in_every_locale(locale: dict[str, str]) -> None:
-    done = _cockpit(["profiles", "show", "duel-local", "--output", "json", "--set", "description='gr\xfcn'"], **locale)
+    words = ["profiles", "show", "duel-local", "--output", "json", "--set", "description='gr\xfcn'"]
+    done = _cockpit(words, **locale)
     assert "gr\\u00fcn" in done.stdout
 
 
