@@ -62,7 +62,10 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """One workload, executed once, on one server. `config` is the resolved configuration as JSON values."""
+    """One workload, executed once, on one server. `config` is the resolved configuration as JSON values.
+
+    `usd_per_gpu_hour` is what the server costs, None where nobody said.
+    """
 
     run: str
     group: str
@@ -72,6 +75,7 @@ class RunPlan:
     launcher: str
     stages: tuple[StagePlan, ...]
     config: Mapping[str, Any]
+    usd_per_gpu_hour: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The plan as it stands in run.json (the configuration stands there under its own key)."""

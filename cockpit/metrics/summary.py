@@ -376,13 +376,15 @@ def _energy(run: _Run) -> None:
 
 
 def _goals(run: _Run) -> None:
-    """tokens_per_usd and time_to_target_min: only where the configuration names a price or a target."""
-    price = (run.config.get("pricing") or {}).get("usd_per_hour")
-    speed = run.value("tokens_per_s")
-    if price and speed is not None:
-        run.put("tokens_per_usd", speed * 3600 / price, n=run.metrics["tokens_per_s"]["n"], note=f"{price} USD/h")
+    """tokens_per_usd (from the plan's price of a GPU) and time_to_target_min, which needs a target."""
+    price = (run.meta.get("plan") or {}).get("usd_per_gpu_hour")
+    speed = run.metrics["tokens_per_s_gpu"]
+    if not price:
+        run.put("tokens_per_usd", None, note="no price is configured")
+    elif speed["value"] is None:
+        run.put("tokens_per_usd", None, note=f"the price is of a GPU's hour, but: {speed['note']}")
     else:
-        run.put("tokens_per_usd", None, note="no price is configured" if not price else "tokens_per_s is not known")
+        run.put("tokens_per_usd", speed["value"] * 3600 / price, n=speed["n"], note=f"{price:g} USD a GPU and hour")
     run.put("time_to_target_min", None, note="no target is configured")
 
 

@@ -102,6 +102,7 @@ def _run(
         launcher=config.launcher.kind,
         stages=_stages(config, server, stage or resolved.base.stage),
         config=config.run_config().model_dump(mode="json"),
+        usd_per_gpu_hour=config.pricing.usd_per_gpu_hour,
     )
 
 

@@ -212,9 +212,11 @@ def test_energy_cannot_be_aligned_with_a_log_without_time() -> None:
     assert "no time" in note(summary, "energy_per_token_j")
 
 
-def test_tokens_a_dollar_need_a_price() -> None:
-    priced = meta(config={**CONFIG, "pricing": {"usd_per_hour": 2.0}})
-    assert value(summarise(priced, columns(STEP)), "tokens_per_usd") == pytest.approx(2048 * 3600 / 2)
+def test_tokens_a_dollar_need_a_price_and_gpus() -> None:
+    plan = {"launcher": "process", "stages": [], "usd_per_gpu_hour": 2.0}
+    two_gpus = summarise(meta(vendor="nvidia", plan=plan), columns(STEP), gpu_ticks())
+    assert value(two_gpus, "tokens_per_usd") == pytest.approx(2048 / 2 * 3600 / 2)
+    assert "no GPU on this server" in note(summarise(meta(plan=plan), columns(STEP)), "tokens_per_usd")
     assert "no price" in note(summarise(meta(), columns(STEP)), "tokens_per_usd")
 
 

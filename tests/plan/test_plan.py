@@ -24,6 +24,12 @@ def test_the_plan_of_duel_local() -> None:
     assert json.loads(json.dumps(asdict(plan))) == json.loads(GOLDEN.read_text())
 
 
+def test_the_price_of_each_server_goes_with_its_runs() -> None:
+    words = ["pricing.usd_per_gpu_hour=2.5", "right:pricing.usd_per_gpu_hour=4"]
+    plan = make_plan(load("duel-local", words), group="g", repeats=1)
+    assert {run.server: run.usd_per_gpu_hour for run in plan.runs} == {"left": 2.5, "right": 4.0}
+
+
 def _turns(plan: GroupPlan) -> list[list[tuple[str, int, str]]]:
     return [[(r.server, r.repeat, r.sweep.get("training.seed", "")) for r in q.runs] for q in plan.queues]
 
