@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cockpit.core.errors import CockpitError, Exit
+from cockpit.core.errors import CockpitError, Exit, ServerError, StoreError
 from cockpit.core.events import State
 from cockpit.core.state import RunState
 from cockpit.engine.follower import RunFollower
+from cockpit.store.errors import DiskFull
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host
@@ -29,14 +31,26 @@ class GroupEnd:
     notes: list[str] = field(default_factory=list)
 
 
-async def finish_run(follower: RunFollower, host: Host | None, out: str | None) -> None:
-    """Fetch what the run made, note its end in run.json and write its summary. May be called again."""
+async def finish_run(follower: RunFollower, host: Host | None, out: str | None) -> list[str]:
+    """Fetch what the run made, note its end in run.json and write its summary. May be called again.
+
+    Returns a sentence for each file that stays on the server. Raises DiskFull where there is no room here.
+    """
     state, run_dir = follower.state, follower.dir
+    left: list[str] = []
     if host is not None and out is not None:
         for entry in await asyncio.wait_for(host.listdir(out), _FETCH_TIMEOUT_S):
-            target = run_dir.artifact(entry.path)
-            await asyncio.wait_for(host.get(f"{out}/{entry.path}", target), _FETCH_TIMEOUT_S)
+            try:
+                target = run_dir.artifact(entry.path)
+                await asyncio.wait_for(host.get(f"{out}/{entry.path}", target), _FETCH_TIMEOUT_S)
+            except StoreError as error:
+                if getattr(error.__cause__, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                    raise DiskFull(error.message, hint=error.hint) from error
+                raise
+            except ServerError as error:  # one file that cannot be read must not keep the rest from coming home
+                left.append(str(error))
     await asyncio.to_thread(_close_run, run_dir, state)
+    return left
 
 
 def _close_run(run_dir: Any, state: RunState) -> None:

@@ -86,12 +86,14 @@ class RunFollower:
         """The next bytes of the agent's state file; an end is kept back until all output is home."""
         whole, self._states_rest = _whole_lines(self._states_rest + data)
         for change in parse_states(whole):
-            if change.agent_seq is not None and change.agent_seq <= self._journal.agent_seq:
-                continue
             if change.state.ended:
                 self.ending = change
-            else:
+            elif change.agent_seq is None or change.agent_seq > self._journal.agent_seq:
                 await self._journal_events([change])
+
+    def states_anew(self) -> None:
+        """The state file was cut: it is read from its start again, and what the journal knows is passed over."""
+        self._states_rest = b""
 
     async def finish(self) -> None:
         """All output is home: give what the parser held back, then the end that the agent told."""

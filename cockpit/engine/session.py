@@ -18,6 +18,7 @@ from cockpit.core.state import RunState
 from cockpit.engine.finish import GroupEnd, finish_group, finish_run
 from cockpit.engine.follower import RunFollower
 from cockpit.engine.observer import GroupInfo, Observer, Outcome
+from cockpit.hosts.base import FileTruncated
 from cockpit.store.errors import DiskFull
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class _Queue:
     runs: list[str]
     cursors: dict[str, int] = field(default_factory=dict)
     heard: float = 0.0  # when the agent last wrote anything (loop time, s)
+    unfinished: list[str] = field(default_factory=list)  # ended, but a cockpit was killed before they were home
+    keep: bool = False  # something of it could not be brought home: leave it on the server
 
 
 class LiveSession:
@@ -73,7 +76,7 @@ class LiveSession:
         from cockpit.telemetry import deploy
 
         for queue in self._queues:
-            if run is None or run in queue.runs:
+            if (run is None or run in queue.runs) and not self._done(queue):  # one that is done may be gone already
                 await asyncio.wait_for(deploy.stop(queue.host, queue.path, run), _STEP_TIMEOUT_S)
 
     def detach(self) -> None:
@@ -100,8 +103,8 @@ class LiveSession:
             async with asyncio.TaskGroup() as tasks:
                 for queue in self._queues:
                     tasks.create_task(self._until_detached(self._follow(queue)))
-        except* CockpitError as group:
-            raise group.exceptions[0] from None
+        except ExceptionGroup as group:  # not `except*`: what is raised inside that is put into a group again
+            raise _first(group) from None
         finally:
             for follower in self._followers.values():
                 follower.close()
@@ -133,23 +136,27 @@ class LiveSession:
         )
 
     async def _open_queues(self) -> None:
-        open_runs = {run for run, f in self._followers.items() if not f.state.state.ended}
+        """The queues of which something is not home: a run, what a run made, or the group's end was not noted yet."""
         for record in self._group.queues:
-            mine = [r for r in record["runs"] if r in open_runs]
-            if mine:
+            mine = [self._followers[r] for r in record["runs"] if r in self._followers]
+            open_ = [f.state.run for f in mine if not f.state.state.ended]
+            unfinished = [f.state.run for f in mine if f.state.state.ended and not f.dir.has_summary]
+            if open_ or unfinished or (mine and self._group.state is None):
                 host = self._connect(record["address"])
-                self._queues.append(_Queue(record["key"], host, record["path"], record["python"], mine))
+                queue = _Queue(record["key"], host, record["path"], record["python"], open_, unfinished=unfinished)
+                self._queues.append(queue)
         for wish in self._wishes:
             await self.stop(wish)
-        for run, follower in self._followers.items():
-            if run not in open_runs and not follower.dir.has_summary:
-                await finish_run(follower, None, None)
 
     # -- one queue
 
     async def _follow(self, queue: _Queue) -> None:
         try:
-            if not await asyncio.wait_for(queue.host.read(f"{queue.path}/queue.json", 0, 1), _STEP_TIMEOUT_S):
+            there = await asyncio.wait_for(queue.host.read(f"{queue.path}/queue.json", 0, 1), _STEP_TIMEOUT_S)
+            for run in queue.unfinished:
+                out = f"{queue.path}/runs/{run}/out" if there else None
+                await self._patient_finish(self._followers[run], queue, out)
+            if not there:
                 await self._lost(queue, "its queue is not on the server: it never got there, or was cleaned up")
                 return
             for run in queue.runs:
@@ -174,13 +181,31 @@ class LiveSession:
             return
         async with asyncio.TaskGroup() as tasks:
             guard = tasks.create_task(self._guard(queue))
-            async for chunk in queue.host.follow(queue.cursors):
-                run, name = chunk.path.rsplit("/", 2)[1:]
-                await self._take(queue, run, name, chunk.offset, chunk.data)
-                await self._maybe_finish(queue, run)
-                if self._done(queue):
-                    break
+            while not self._done(queue):
+                try:
+                    await self._read_chunks(queue)
+                except FileTruncated as cut:
+                    self._let_go(queue, cut)
             guard.cancel()
+
+    async def _read_chunks(self, queue: _Queue) -> None:
+        async for chunk in queue.host.follow(queue.cursors):
+            run, name = chunk.path.rsplit("/", 2)[1:]
+            await self._take(queue, run, name, chunk.offset, chunk.data)
+            await self._maybe_finish(queue, run)
+            if self._done(queue):
+                break
+
+    def _let_go(self, queue: _Queue, cut: FileTruncated) -> None:
+        """A file on the server became shorter (a power cut, a hand): keep what is home and go on without the rest."""
+        assert self._observer is not None
+        if cut.path.endswith("/states.jsonl"):  # read anew: agent_seq tells what is known already
+            queue.cursors[cut.path] = 0
+            self._followers[cut.path.rsplit("/", 2)[1]].states_anew()
+            return
+        queue.cursors.pop(cut.path, None)
+        queue.keep = True
+        self._observer.note("warning", f"{cut.message} What is here is kept; the rest of that file is not followed.")
 
     async def _take(self, queue: _Queue, run: str, name: str, offset: int, data: bytes) -> None:
         follower = self._followers[run]
@@ -212,8 +237,9 @@ class LiveSession:
         base = f"{queue.path}/runs/{run}"
         for name in ("spool.log", "telemetry.jsonl"):
             path = f"{base}/{name}"
-            while data := await asyncio.wait_for(queue.host.read(path, queue.cursors[path], _BLOCK), _STEP_TIMEOUT_S):
-                offset = queue.cursors[path]
+            while (offset := queue.cursors.get(path)) is not None and (
+                data := await asyncio.wait_for(queue.host.read(path, offset, _BLOCK), _STEP_TIMEOUT_S)
+            ):
                 queue.cursors[path] = offset + len(data)
                 await self._take(queue, run, name, offset, data)
         for name in ("states.jsonl", "spool.log", "telemetry.jsonl"):
@@ -221,15 +247,19 @@ class LiveSession:
         await follower.finish()
         await self._patient_finish(follower, queue, f"{base}/out")
 
-    async def _patient_finish(self, follower: RunFollower, queue: _Queue, out: str) -> None:
+    async def _patient_finish(self, follower: RunFollower, queue: _Queue, out: str | None) -> None:
+        assert self._observer is not None
         while True:
             try:
-                await finish_run(follower, queue.host, out)
+                left = await finish_run(follower, queue.host, out)
             except DiskFull as full:
                 await self._wait_for_room(full)
             else:
                 self._room_again()
-                return
+                break
+        for sentence in left:
+            queue.keep = True
+            self._observer.note("warning", f"{follower.state.run}: not fetched: {sentence}")
 
     def _done(self, queue: _Queue) -> bool:
         return all(self._followers[run].state.state.ended for run in queue.runs)
@@ -262,6 +292,9 @@ class LiveSession:
         from cockpit.telemetry import deploy
 
         assert self._observer is not None
+        if queue.keep:
+            self._observer.note("warning", f"{queue.path} stays on {queue.host.name}: not all of it is home.")
+            return
         try:
             async with asyncio.timeout(_STEP_TIMEOUT_S):
                 # another process lets go: there is no event to wait on
@@ -277,7 +310,7 @@ class LiveSession:
         for run in queue.runs:
             follower = self._followers[run]
             await follower.own(StateChange(state=State.LOST, reason=reason))
-            await finish_run(follower, None, None)
+            await self._patient_finish(follower, queue, None)
 
     # -- a full disk under the runs folder
 
@@ -321,3 +354,23 @@ class LiveSession:
                 observer.note("warning", text)
         observer.end(outcome)
         return outcome
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    """The error that a user is to see: the first of ours, else a server that was too slow, else the first of all."""
+    found: list[Exception] = []
+    waiting: list[Exception] = [group]
+    while waiting:
+        error = waiting.pop(0)
+        if isinstance(error, ExceptionGroup):
+            waiting += error.exceptions
+        else:
+            found.append(error)
+    for error in found:
+        if isinstance(error, CockpitError):
+            return error
+    if isinstance(found[0], TimeoutError):
+        return ServerError(
+            "A server did not answer in time.", hint="`ekvi-cockpit attach last` follows the group again."
+        )
+    return found[0]

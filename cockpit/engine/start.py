@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -207,11 +208,15 @@ def _write(
 
 
 def _note(store: Store, runs: Sequence[RunPlan], state: State, reason: str) -> None:
+    """Journal what became of runs; a full disk keeps nobody from following what was launched, nor hides an error."""
+    from cockpit.store.errors import DiskFull
+
     for run in runs:
         run_dir = store.run_dir(run.run)
-        with run_dir.journal() as journal:
-            journal.append([StateChange(state=state, t=time.time(), reason=reason)])
-        run_dir.update_meta(state=state.value, reason=reason)
+        with contextlib.suppress(DiskFull):
+            with run_dir.journal() as journal:
+                journal.append([StateChange(state=state, t=time.time(), reason=reason)])
+            run_dir.update_meta(state=state.value, reason=reason)
 
 
 def _not_launched(store: Store, group: GroupPlan, reason: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -39,6 +40,9 @@ def read(path: str, offset: int, limit: int) -> bytes:
         return b""
     try:
         return _pread(fd, offset, limit)
+    except OSError as e:
+        e.filename = path  # a descriptor does not know its name
+        raise
     finally:
         os.close(fd)
 
@@ -138,9 +142,17 @@ class Transfer:
                 raise ServerError(f"{self._path} on {self._server} is not a regular file.")
             try:
                 self._target.parent.mkdir(parents=True, exist_ok=True)
+                self._sweep()
                 self._sink = FileIO(self._temporary, "x")
             except OSError as e:
                 raise self._refused(e) from e
+
+    def _sweep(self) -> None:
+        """Remove what a killed cockpit left of this very file: it may be large, and nobody else would."""
+        parts = re.compile(re.escape(f".{self._target.name}.") + r"[0-9a-f]{8}")
+        for path in self._target.parent.iterdir():
+            if parts.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     def step(self, limit: int) -> int:
         """Copy at most `limit` bytes; returns how many, 0 at the end or once discarded."""

@@ -186,6 +186,21 @@ async def test_get_leaves_nothing_behind_when_the_checksum_is_wrong(host: LocalH
     assert list(target.parent.iterdir()) == []
 
 
+async def test_get_clears_away_what_a_killed_cockpit_left_of_that_file(host: LocalHost, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"whole")
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in (".big.0123abcd", ".bigger.0123abcd", ".big.other"):
+        (home / name).write_bytes(b"part")
+    await host.get(str(tmp_path / "big"), home / "big")
+    assert sorted(p.name for p in home.iterdir()) == [".big.other", ".bigger.0123abcd", "big"]
+
+
+async def test_a_read_that_fails_names_the_file(host: LocalHost, tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=str(tmp_path)):
+        await host.read(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["missing", ""])
 async def test_get_of_what_is_no_file_is_one_sentence(host: LocalHost, tmp_path: Path, name: str) -> None:
     with pytest.raises(ServerError, match=r"on this machine cannot be read: "):
