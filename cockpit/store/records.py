@@ -28,8 +28,6 @@ class GroupRecord:
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     queues: tuple[Mapping[str, Any], ...] = ()
     created: float | None = None
-    resumed_from: str | None = None
-    resumed_by: str | None = None
     theme: str = "nord"
     tags: tuple[str, ...] = ()
 
@@ -88,6 +86,7 @@ def run_meta(
         "profile": profile,
         "server": run.server,
         "vendor": server.vendor,
+        "gpus": None if server.gpus is None else list(server.gpus),
         "state": "PLANNED",
         "reason": None,
         "exit_code": None,
@@ -149,6 +148,7 @@ def group_plan(record: GroupRecord, metas: Mapping[str, Mapping[str, Any]]) -> G
         overrides=record.overrides,
         servers={name: server_spec(obj) for name, obj in record.servers.items()},
         queues=tuple(queues),
+        theme=record.theme,
     )
 
 

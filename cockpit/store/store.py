@@ -88,7 +88,7 @@ class Store:
 
         `provenance` is by queue key and goes into the queue's runs; `queues` add keys of their own to the queue of
         the same `key`; `totals` are the iterations a run is to do; `more` are further fields of GroupRecord (theme,
-        tags, resumed_from). Raises DiskFull or StoreError.
+        tags). Raises DiskFull or StoreError.
         """
         self._writable()
         record = group_record(plan, time.time(), queues, **more)

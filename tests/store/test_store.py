@@ -35,9 +35,10 @@ def test_a_new_group_is_read_back_as_it_was_planned(store: Store) -> None:
     record = store.group(GROUP)
     assert (record.runs, record.theme, record.overrides) == (tuple(r.run for r in plan.runs), "rainbow", ("a=1",))
     assert (record.queues[0]["path"], record.queues[0]["runs"]) == ("/srv/q", list(record.runs))
-    assert store.plan(GROUP) == plan
+    assert store.plan(GROUP) == replace(plan, theme="rainbow")
     meta = store.run_dir(f"{GROUP}.left.r1").meta()
     assert (meta["schema"], meta["state"], meta["vendor"], meta["total"]) == ("ekvi.run/1", "PLANNED", "cpu", 3)
+    assert meta["gpus"] == [0, 1]  # a speed a GPU is of these, whatever else the machine has
     assert (meta["provenance"], meta["handle"], meta["tags"]) == ({"host": "h"}, {"queue": "q1"}, ["a"])
     assert (meta["config"], meta["sweep"]) == (plan.runs[0].config, {"training.learning_rate": "1e-4"})
 
