@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cockpit.core.errors import UsageError
-from cockpit.metrics import interval, words
+from cockpit.metrics import interval, steady, words
 from cockpit.metrics.loss import loss_parity
 from cockpit.metrics.parity import parity
 from cockpit.metrics.sides import RunFacts, Side, check_sides
@@ -308,9 +308,24 @@ def _notes(sides: Sequence[Side], metrics: Sequence[dict[str, Any]]) -> list[str
             n = metric["sides"][side.name]["n"]
             if 0 < n < len(side.counted):
                 notes.append(f"{side.name}: {metric['name']} is known for {n} of {len(side.counted)} runs.")
+    notes += _uneven_warmup(sides)
     if len(sides) > 1 and len(metrics) > 1:
         notes.append(
             f"{len(metrics)} metrics are shown; only the primary is the verdict. The others are each judged at 95 %, "
             "so of equal sides about one in twenty of them errs."
         )
     return notes
+
+
+def _uneven_warmup(sides: Sequence[Side]) -> list[str]:
+    """A note where some runs are too short to have their warm-up dropped while others had it looked for."""
+    lengths = [r.summary.get("iterations") or {} for s in sides for r in s.counted]
+    timed = [it["warmup_dropped"] + it["steady"] for it in lengths if it.get("steady")]
+    needed = steady.BATCH * steady.MIN_BATCHES
+    short = sum(n < needed for n in timed)
+    if not 0 < short < len(timed):
+        return []
+    return [
+        f"{short} of {len(timed)} runs had fewer than {needed} iterations, too few to tell their warm-up, and keep it; "
+        "the others do not: that alone makes a difference."
+    ]

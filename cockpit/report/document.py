@@ -9,4 +9,4 @@ from typing import Any
 
 def as_json(document: Mapping[str, Any]) -> str:
     """`document` as one JSON text with a newline at its end; raises ValueError on NaN or infinity."""
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"

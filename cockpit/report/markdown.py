@@ -39,7 +39,7 @@ def _metrics(comparison: Mapping[str, Any]) -> str:
         return "No metric is known for any side."
     heads = [f"{_safe(s['name'])} ({len(s['runs'])} runs)" for s in comparison["sides"]]
     judged = ["against the first", "verdict"] if len(sides) > 1 else []
-    legend = f"Mean of the runs with its 95 % interval; {_safe(comparison['method'])}. "
+    legend = f"Geometric mean of the runs with its 95 % interval; {_safe(comparison['method'])}. "
     legend += "**Bold**: the primary figure, which alone carries the verdict."
     return f"{_table(['metric', 'unit', *heads, *judged], rows)}\n\n{legend}"
 

@@ -215,8 +215,9 @@ def _end(comparison: Mapping[str, Any]) -> list[RenderableType]:
         speed = numbers.plain(row["tokens_per_s_gpu"])
         told = f"{row['model']} on {row['gpu']}, {row['framework']}, {row['precision']}: {speed} token/s/GPU"
         lines.append(Text(f"Published: {told} ({row['source']})", "dim"))
-    method = "* the primary figure, which alone carries the verdict. Values: mean of the runs, 95 % interval below. "
-    notes = [method + f"Method: {comparison['method']}."] if comparison["metrics"] else []
+    legend = "* the primary figure, which alone carries the verdict. "
+    legend += f"Values: geometric mean of the runs, 95 % interval below. Method: {comparison['method']}."
+    notes = [legend] if comparison["metrics"] else []
     whys = [f"{m['name']}: {m['why']}" for m in comparison["metrics"] if m["verdict"] == "not_comparable"]
     return [*lines, "", *(Text(note, "dim") for note in [*notes, *whys, *comparison["notes"]])]
 

@@ -16,9 +16,10 @@ from scipy import stats
 from cockpit.core.errors import UsageError
 from cockpit.metrics.compare import compare
 from cockpit.metrics.sides import RunFacts, Side
+from cockpit.metrics.summary import summarise
 from cockpit.metrics.verdict import judge
 from cockpit.metrics.words import JUDGED
-from tests.metrics.made import PROVENANCE, meta, run, side
+from tests.metrics.made import PROVENANCE, columns, meta, run, side
 
 SPEED = next(m for m in JUDGED if m.name == "tokens_per_s")
 STEP = next(m for m in JUDGED if m.name == "step_s")
@@ -360,3 +361,11 @@ def test_published_speeds_of_the_same_card_are_shown() -> None:
     found = compare([Side("left", [one])])["published"]
     assert found
     assert all(row["side"] == "left" and row["source"] for row in found)
+
+
+def test_runs_too_short_to_lose_their_warm_up_are_told_beside_longer_ones() -> None:
+    long = [RunFacts(f"l{i}", summarise(meta(), columns(np.full(150, 0.1 + i / 1e4))), meta()) for i in range(3)]
+    short = side("short", [1000, 1001, 999])
+    (found,) = [n for n in compare([Side("long", long), short])["notes"] if "warm-up" in n]
+    assert found.startswith("3 of 6 runs had fewer than 100 iterations")
+    assert not any("warm-up" in n for n in compare([side("a", [1000, 1001, 999]), short])["notes"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 
@@ -32,7 +31,7 @@ def compare(args: argparse.Namespace) -> int:
     sides = sides_of(Store(runs_root(args.runs_dir)), args.sides)
     found = metrics.compare(sides, share, strict=args.strict)
     if args.output == "json":
-        sys.stdout.write(json.dumps(found, indent=2, allow_nan=False) + "\n")
+        sys.stdout.write(report.as_json(found))
     else:
         sys.stdout.write(report.markdown(found) if args.output == "md" else report.text(found))
     if found["parity"]["verdict"] == "refused":
