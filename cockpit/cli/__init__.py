@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cockpit.core.errors import CockpitError, Exit
+from cockpit.core.text import printable
 
 # What we draw, for terminals and pipes whose encoding has none of it (LC_ALL=C, Latin-1).
 _PLAIN = {"─": "-", "━": "-", "╺": " ", "╸": " ", "…": "...", "✓": "v", "✗": "x", "▸": ">", "·": ".", "°": ""}
@@ -71,7 +72,7 @@ def _drop_output() -> None:
 
 def say_error(error: CockpitError) -> None:
     """Print an error as the product prints all of them: `ekvi-cockpit: sentence hint` on stderr."""
-    sys.stderr.write(f"ekvi-cockpit: {error}\n")
+    sys.stderr.write(f"ekvi-cockpit: {printable(str(error))}\n")
 
 
 def script() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cockpit.core.errors import UsageError
 from cockpit.core.events import Event
+from cockpit.core.text import finite, printable
 from cockpit.engine.observer import GroupInfo, Outcome
 
 _EXTRA = ("log", "gpu")
@@ -63,11 +64,12 @@ class JsonLines:
         """Print one telemetry line under its own keys."""
         if "gpu" in self._with:
             wall = tick.get("t_wall_ns")
-            head = {"seq": tick.get("seq"), "t": wall / 1e9 if wall is not None else None, "t_recv": time.time()}
+            head = {"seq": tick.get("seq"), "t": wall / 1e9 if isinstance(wall, int) else None, "t_recv": time.time()}
             self._print({**head, "run": run, "type": "gpu", "sample": dict(tick)})
 
     def note(self, level: str, text: str) -> None:
         """Narration goes to stderr, never between the data."""
+        text = printable(text)
         sys.stderr.write(f"{level}: {text}\n" if level != "info" else f"{text}\n")
 
     def end(self, outcome: Outcome) -> None:
@@ -76,5 +78,9 @@ class JsonLines:
 
     @staticmethod
     def _print(obj: Mapping[str, Any]) -> None:
-        sys.stdout.write(json.dumps(obj, allow_nan=False) + "\n")
+        try:
+            line = json.dumps(obj, allow_nan=False)
+        except ValueError:
+            line = json.dumps(finite(obj))
+        sys.stdout.write(line + "\n")
         sys.stdout.flush()

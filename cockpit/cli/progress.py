@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cockpit.core.events import Diagnostic, Event, Iteration, StateChange
 from cockpit.core.state import RunState
+from cockpit.core.text import printable
 from cockpit.engine.eta import eta_s
 from cockpit.engine.observer import GroupInfo, Observer, Outcome
 
@@ -34,7 +35,7 @@ def duration(seconds: float | None) -> str:
 def numbers(state: RunState) -> str:
     """Loss and speed of a run's last iteration; a missing one is left out, not 0."""
     if state.last is None:
-        return state.stage or ""
+        return printable(state.stage or "")
     parts = [f"loss {state.last.loss:.3f}" if state.last.loss is not None else ""]
     speed = state.tokens_per_s
     parts.append(f"{speed:,.0f} tok/s" if speed is not None else "")
@@ -44,7 +45,7 @@ def numbers(state: RunState) -> str:
 def title(state: RunState) -> str:
     """What a run is called in a list of its group: server, sweep point, repeat."""
     point = "|".join(f"{k}={v}" for k, v in state.sweep.items())
-    return f"{state.server}{' ' + point if point else ''} #{state.repeat + 1}"
+    return printable(f"{state.server}{' ' + point if point else ''} #{state.repeat + 1}")
 
 
 def ending(state: RunState) -> str:
@@ -62,7 +63,7 @@ def ending(state: RunState) -> str:
 def last_lines(event: StateChange) -> list[str]:
     """The last lines that a run printed before it failed, for people: wire lines say nothing to them."""
     tail = (event.data or {}).get("tail") or []
-    return [f"  | {line}" for line in tail if "@ekvi " not in line]
+    return [f"  | {printable(line)}" for line in tail if "@ekvi " not in line]
 
 
 class Bars:
@@ -81,11 +82,11 @@ class Bars:
         self._states = {r.run: r for r in info.runs}
         console = Console(stderr=True)
         self._progress = Progress(
-            TextColumn("{task.fields[state]}", style="bold"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.fields[state]}", style="bold", markup=False),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            TextColumn("{task.fields[numbers]}", markup=False),
             console=console,
             refresh_per_second=5,
         )
@@ -109,9 +110,10 @@ class Bars:
             progress.update(self._eta, completed=ended)
             if event.state.failed:
                 words = "\n".join([f"{title(state)}: {ending(state)}", *last_lines(event)])
-                progress.console.print(words, style="red", markup=False, highlight=False)
+                progress.console.print(printable(words), style="red", markup=False, highlight=False)
         if isinstance(event, Diagnostic) and event.level == "error":
-            progress.console.print(f"{title(state)}: {event.message}", style="red", markup=False)
+            words = printable(f"{title(state)}: {event.message}")
+            progress.console.print(words, style="red", markup=False, highlight=False)
         if isinstance(event, Iteration):
             progress.update(self._eta, numbers=f"ETA {duration(eta_s(self._states.values()))}")
 
@@ -125,9 +127,9 @@ class Bars:
         """Print a sentence above the bars."""
         style = {"error": "red", "warning": "yellow"}.get(level)
         if self._progress is not None:
-            self._progress.console.print(text, style=style, markup=False, highlight=False)
+            self._progress.console.print(printable(text), style=style, markup=False, highlight=False)
         else:
-            sys.stderr.write(text + "\n")
+            sys.stderr.write(printable(text) + "\n")
 
     def end(self, outcome: Outcome) -> None:
         """Leave the bars as they are and give the terminal back."""
@@ -191,5 +193,5 @@ class Plain:
 
     @staticmethod
     def _say(text: str) -> None:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()

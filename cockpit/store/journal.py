@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 from cockpit.core.errors import StoreError
 from cockpit.core.events import Event, StateChange, from_json
+from cockpit.core.text import finite
 from cockpit.store.errors import explain, explained
 
 # Event.to_json writes offset and agent_seq last and everything else of that name sits in a nested object, whose
@@ -111,18 +111,8 @@ def _line(event: Event) -> bytes:
     try:
         text = _encode(body)
     except ValueError:  # NaN or infinity, which JSON does not know: unknown is null
-        text = _encode(_finite(body))
+        text = _encode(finite(body))
     return text.encode() + b"\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -1,0 +1,31 @@
+"""Words and values that came from elsewhere (a training, a server, a file name), made safe to show and to write."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# Whole escape sequences, then every control character but newline and tab; also those of Unicode's C1 range, and the
+# marks that turn the direction of writing.
+_CONTROL = re.compile(
+    r"\x9b[0-?]*[ -/]*[@-~]|\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def printable(text: str) -> str:
+    """`text` without escape sequences and control characters: nothing in it can move a cursor or name a window."""
+    return text if text.isascii() and text.isprintable() else _CONTROL.sub("", text)
+
+
+def finite(value: Any) -> Any:
+    """A JSON value with None in place of each NaN and infinity, which JSON does not know."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return value

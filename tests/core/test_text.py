@@ -1,0 +1,32 @@
+"""Nothing of a training's words may steer a terminal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cockpit.core.text import printable
+
+
+@pytest.mark.parametrize(
+    "evil",
+    ["\x1b]0;title\x07", "\x1b]8;;http://x\x1b\\", "\x1b[2J\x1b[H", "\x1bc", "\x1b(0", "\x9b31m", "\r", "\b", "\x00",
+     "\x1bP1$q\x1b\\", "\u202e"],
+)  # fmt: skip
+def test_escape_sequences_and_controls_are_taken_out(evil: str) -> None:
+    cleaned = printable(f"loss{evil}: 1\n\tnext")
+    assert cleaned.startswith("loss")
+    assert cleaned.endswith(": 1\n\tnext")
+    assert not set(cleaned) & set("\x1b\x07\x9b\r\b\x00\u202e")
+
+
+@given(st.text())
+def test_no_control_character_is_left_whatever_the_text(text: str) -> None:
+    left = printable(text)
+    assert all(c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) for c in left)
+
+
+@given(st.text(st.characters(min_codepoint=0xA0, blacklist_categories=["Cs"], max_codepoint=0x2000)))
+def test_words_of_any_language_stay_as_they_are(text: str) -> None:
+    assert printable(text) == text
