@@ -94,3 +94,15 @@ def test_what_is_beyond_a_number_is_unknown() -> None:
     (event,) = parsed('@ekvi {"type":"iteration","step":1,"loss":NaN,"grad_norm":1e999,"lr":-Infinity}')
     assert isinstance(event, Iteration)
     assert (event.loss, event.grad_norm, event.lr) == (None, None, None)
+
+
+def test_what_no_file_can_hold_is_unknown() -> None:
+    line = (
+        r'@ekvi {"type":"diagnostic","code":"model","data":{"a":1e999,"b":"x\ud800","c":[-1e400],"d":"\ud83d\ude00"}}'
+    )
+    (event,) = parsed(line)
+    assert isinstance(event, Diagnostic)
+    assert event.data == {"a": None, "b": "x?", "c": [None], "d": "\U0001f600"}
+    (event,) = parsed('@ekvi {"type":"iteration","step":1,"loss":1e400,"size":1' + "0" * 400 + "}")
+    assert isinstance(event, Iteration)
+    assert (event.loss, event.extra) == (None, {"size": None})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ NAME = "wire"
 NEEDLES = (MARK.encode(),)
 
 _decode = json.JSONDecoder(parse_constant=lambda _: None).raw_decode  # NaN and infinity are unknown
+_ODD = re.compile(r"\\u[dD][89a-fA-F]|[eE]\+?\d{3}|\d{100}")  # what may decode to half a character, or an infinity
 _OWN = {"type", "t", "step", "total", "loss", "step_s", "tokens", "samples", "lr", "grad_norm", "extra"}
 _MOST_OBJECTS = 64  # of one line: several writers may share it
 _STATUS = {"start", "done", "skipped", "failed"}
@@ -24,12 +26,14 @@ def match(line: str, ctx: Context) -> list[Event]:
     """All objects of a line; a damaged one gives one warning a log."""
     events: list[Event] = []
     at = line.find(MARK)
+    odd = _ODD.search(line) is not None
     for _ in range(_MOST_OBJECTS):
         if at < 0:
             break
         start = at + len(MARK)
         try:
             obj, at = _decode(line, start)
+            obj = _plain(obj) if odd else obj
             event = _BY_TYPE[obj["type"]](obj, ctx)
             ctx.wire = True
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -38,6 +42,19 @@ def match(line: str, ctx: Context) -> list[Event]:
             events.append(event)
         at = line.find(MARK, at)
     return events
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value that any file can hold: no halves of characters, no infinity, no number beyond a float's range."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_plain(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return None if isinstance(value, int) and abs(value) >> 1023 else value
 
 
 def _damaged(line: str, start: int, ctx: Context) -> Event | None:
