@@ -266,7 +266,7 @@ def _scope(sides: Sequence[Side], fairness: dict[str, Any]) -> str:
     if len(every) == 1:
         name = next((n for s in sides for r in s.runs if (n := _called(r))), None)
         where = f"this one machine{f' ({name})' if name else ''}"
-        if any(d["severity"] != "info" or d["why"].startswith("swept") for d in fairness["differences"]):
+        if any(not _mere_name(d["key"]) for d in fairness["differences"]):
             every_side = "Both sides" if len(sides) == 2 else "All sides"
             return f"{every_side} ran on {where}: this speaks of it and of nothing else."
         return f"An A/A comparison: every side ran on {where} with the same work, so a difference is chance or order."
@@ -275,6 +275,11 @@ def _scope(sides: Sequence[Side], fairness: dict[str, Any]) -> str:
             "One machine a side: this speaks of these machines, not of their model; another of the same may differ."
         )
     return f"This speaks of {len(every)} machines, and of others only as far as these stand for them."
+
+
+def _mere_name(key: str) -> bool:
+    """Whether sides that differ in `key` alone still ran the same: another device or build does not, though fair."""
+    return key.endswith(".name") or key == "cockpit"
 
 
 def _method(sides: Sequence[Side]) -> str:
@@ -326,6 +331,6 @@ def _uneven_warmup(sides: Sequence[Side]) -> list[str]:
     if not 0 < short < len(timed):
         return []
     return [
-        f"{short} of {len(timed)} runs had fewer than {needed} iterations, too few to tell their warm-up, and keep it; "
-        "the others do not: that alone makes a difference."
+        f"{short} of {len(timed)} runs had fewer than {needed} iterations, too few to tell their warm-up, and keep "
+        "it; the others do not: that alone makes a difference."
     ]

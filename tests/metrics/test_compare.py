@@ -19,7 +19,7 @@ from cockpit.metrics.sides import RunFacts, Side
 from cockpit.metrics.summary import summarise
 from cockpit.metrics.verdict import judge
 from cockpit.metrics.words import JUDGED
-from tests.metrics.made import PROVENANCE, columns, meta, run, side
+from tests.metrics.made import CONFIG, PROVENANCE, columns, meta, run, side
 
 SPEED = next(m for m in JUDGED if m.name == "tokens_per_s")
 STEP = next(m for m in JUDGED if m.name == "step_s")
@@ -242,6 +242,24 @@ def test_the_same_machine_with_the_same_work_is_called_an_a_a_comparison() -> No
     found = compare([side("left", [1000, 1001, 999]), side("right", [1000, 1001, 999])])
     assert "A/A" in found["scope"]
     assert "this one machine (box)" in found["scope"]
+
+
+@pytest.mark.parametrize(
+    ("config", "provenance", "is_a_a"),
+    [
+        ({"training": {**CONFIG["training"], "backend": "cuda"}}, {}, False),
+        ({}, {"runner": {**PROVENANCE["runner"], "torch": {"version": "2.13.0+cu130"}}}, False),
+        ({"training": {**CONFIG["training"], "name": "mine"}}, {"cockpit": "0.2.0"}, True),
+    ],
+    ids=["another device", "another build", "mere names"],
+)
+def test_one_machine_is_a_a_only_where_both_sides_ran_the_same(
+    config: dict[str, Any], provenance: dict[str, Any], is_a_a: bool
+) -> None:
+    other = side("right", [1000, 1001, 999], config={**CONFIG, **config}, provenance={**PROVENANCE, **provenance})
+    scope = compare([side("left", [1000, 1001, 999]), other])["scope"]
+    assert ("A/A" in scope) is is_a_a
+    assert "this one machine" in scope
 
 
 def test_two_machines_do_not_speak_for_their_model() -> None:
