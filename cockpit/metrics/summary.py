@@ -50,7 +50,10 @@ UNITS: dict[str, str] = {
 
 @dataclass(slots=True)
 class _Run:
-    """What the metrics of one run are made from. `step_s`, `tokens` and `t` are of the steady iterations."""
+    """What the metrics of one run are made from. `step_s`, `tokens` and `steps` are of the steady iterations.
+
+    `steps` is how many steps each line stands for: more than one where the log leaves some out.
+    """
 
     meta: Mapping[str, Any]
     said: dict[str, dict[str, Any]]
@@ -61,6 +64,7 @@ class _Run:
     missing: int
     step_s: Floats
     tokens: Floats
+    steps: Floats
     loss: Floats
     window: tuple[float, float] | None
     tokens_note: str | None
@@ -170,6 +174,7 @@ def _gather(
         missing=_missing(_column(columns, "step", size), meta),
         step_s=step_s[kept],
         tokens=tokens[kept],
+        steps=_stands_for(_column(columns, "step", size)[kept]),
         loss=_column(columns, "loss", size),
         window=_window(_column(columns, "t", size), step_s, kept),
         tokens_note=note,
@@ -183,6 +188,14 @@ def _column(columns: Columns, name: str, size: int | None) -> Floats:
     if found is None:
         return np.full(size or 0, math.nan)
     return np.asarray(found, dtype=np.float64)
+
+
+def _stands_for(step: Floats) -> Floats:
+    """Steps since the line before, 1 for the first and for a step that came again."""
+    import numpy as np
+
+    gaps = np.diff(step, prepend=step[:1] - 1)
+    return np.where(gaps >= 1, gaps, 1.0)
 
 
 def _missing(step: Floats, meta: Mapping[str, Any]) -> int:
@@ -253,6 +266,9 @@ def _speed(run: _Run) -> None:
         return
     run.put("step_s", float(np.median(run.step_s)), n=n, ci95=interval.median_interval(run.step_s), note="median")
     few = f"of fewer than {P99_NEEDS} iterations this is nearly the slowest" if n < P99_NEEDS else None
+    every = float(np.median(run.steps))
+    if every > 1:
+        few = f"of means over {every:g} iterations, as logged: single ones may be slower"
     run.put("step_s_p99", float(np.percentile(run.step_s, 99)), n=n, note=few)
 
 
@@ -364,7 +380,7 @@ def _energy(run: _Run) -> None:
     before = telemetry.energy_j(ticks, (start, max(start, run.window[0])))
     run.put("energy_warmup_j", before.value, note="from the first reading to the steady part, start-up included")
     part = telemetry.energy_j(ticks, run.window)
-    tokens = float(np.nansum(run.tokens))
+    tokens = float(np.nansum(run.tokens * run.steps))
     if not part.value or not tokens or run.value("tokens_per_s") is None:
         why = part.note if not part.value else "the log does not say how many tokens a step holds"
         run.put("energy_per_token_j", None, note=why)

@@ -89,6 +89,18 @@ def test_iterations_without_a_time_are_left_out_and_counted() -> None:
     assert "3 iterations without a step time" in summary["iterations"]["note"]
 
 
+def test_steps_that_are_not_in_the_log_took_energy_for_their_tokens_too() -> None:
+    whole, ticks = columns(STEP), gpu_ticks()
+    every_fifth = {name: column[4::5] for name, column in whole.items()}
+    some_lost = {name: np.delete(column, range(60, 90)) for name, column in whole.items()}
+    cost = value(summarise(meta(vendor="nvidia"), whole, ticks), "energy_per_token_j")
+    assert value(summarise(meta(vendor="nvidia"), some_lost, ticks), "energy_per_token_j") == pytest.approx(cost)
+    sparse = summarise(meta(vendor="nvidia"), every_fifth, ticks)
+    assert value(sparse, "energy_per_token_j") == pytest.approx(cost, rel=0.01)
+    assert "means over 5 iterations" in note(sparse, "step_s_p99")
+    assert value(sparse, "tokens_per_s") == pytest.approx(2048.0)
+
+
 def test_iterations_that_are_not_in_the_log_are_counted() -> None:
     table = {name: np.delete(column, [3, 4, 190]) for name, column in columns(np.full(200, 0.5)).items()}
     for more, missing in (({"total": 200}, 3), ({"total": 210}, 13), ({"total": 210, "state": "FAILED"}, 3)):
