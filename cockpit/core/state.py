@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from cockpit.core.events import Artifact, Diagnostic, Event, Iteration, Stage, State, StateChange
 
 _NAN = math.nan
+_MOST_OF_A_CODE = 1000  # diagnostics that are kept in memory; all of them stand in the journal
+_MOST = 20_000  # diagnostics in all, and artifacts
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ class Series:
 class RunState:
     """A run as its events tell it.
 
+    `diagnostics` holds the first thousand of each code: a run may tell one at every step.
     `started_t` and `ended_t` are the server's wall clock in seconds; runs of the same `queue` take turns.
     """
 
@@ -63,6 +67,7 @@ class RunState:
     series: Series = field(default_factory=Series)
     artifacts: list[Artifact] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    told: Counter[str] = field(default_factory=Counter)  # diagnostics by code, also those that are not kept
     provenance: dict[str, Any] = field(default_factory=dict)
     events: int = 0
 
@@ -95,9 +100,13 @@ def reduce(state: RunState, event: Event) -> RunState:
     elif isinstance(event, Stage):
         state.stage = event.stage if event.status == "start" else state.stage
     elif isinstance(event, Artifact):
-        state.artifacts.append(event)
+        if len(state.artifacts) < _MOST:
+            state.artifacts.append(event)
     else:
-        state.diagnostics.append(event)
+        if len(state.diagnostics) < _MOST:
+            state.told[event.code] += 1
+            if state.told[event.code] <= _MOST_OF_A_CODE:
+                state.diagnostics.append(event)
         if event.code == "provenance":
             state.provenance.update(event.data)
     return state

@@ -58,7 +58,8 @@ def _write_all(fd: int, data: bytes) -> None:
 def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> None:
     """Write `body` as a readable JSON document with `schema` first; see write_atomic."""
     document = {"schema": schema, **{k: v for k, v in body.items() if k != "schema"}}
-    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False, default=_plain) + "\n").encode())
+    text = json.dumps(document, indent=1, ensure_ascii=False, default=_plain) + "\n"
+    write_atomic(path, text.encode(errors="replace"))  # half a character, as JSON may spell it, is no UTF-8
 
 
 def _plain(value: object) -> object:

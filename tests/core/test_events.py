@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cockpit.core.events import Event, Iteration, State, StateChange, from_json
+from cockpit.core.events import Artifact, Diagnostic, Event, Iteration, State, StateChange, from_json
 from cockpit.core.state import RunState, reduce
 
 _float = st.none() | st.floats(allow_nan=False, allow_infinity=False)
@@ -61,3 +61,17 @@ def test_unknown_values_do_not_become_zero() -> None:
     state = reduce(RunState(run="r"), Iteration(step=1))
     assert state.tokens_per_s is None
     assert state.series.loss[0] != state.series.loss[0]  # NaN: not a number that a mean would take in
+
+
+def test_a_run_that_warns_at_every_step_does_not_fill_the_memory() -> None:
+    state = RunState(run="r")
+    warning = Diagnostic(level="warning", code="nan", message="not finite")
+    for _ in range(3000):
+        reduce(state, warning)
+    reduce(state, Diagnostic(level="info", code="result", message="done"))
+    assert len(state.diagnostics) == 1001
+    assert state.diagnostics[-1].code == "result"
+    assert (state.told["nan"], state.events) == (3000, 3001)
+    for _ in range(21_000):
+        reduce(state, Artifact(path="x"))
+    assert len(state.artifacts) == 20_000

@@ -126,3 +126,9 @@ def test_the_runs_folder_is_the_flags_then_the_environments_then_the_users(
 def test_an_id_cannot_lead_elsewhere(ident: str) -> None:
     with pytest.raises(UsageError, match="is not an id"):
         checked_id(ident)
+
+
+def test_half_a_character_does_not_keep_a_document_from_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, "ekvi.run/1", {"reason": "no \ud800 such"})
+    assert read_json(path, "ekvi.run/1")["reason"] == "no ? such"
