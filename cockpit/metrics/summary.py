@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.events import Diagnostic
-from cockpit.metrics import flops, interval, steady, telemetry
+from cockpit.metrics import flops, interval, iterations, steady, telemetry
 from cockpit.metrics.specs import gpu_spec
 
 if TYPE_CHECKING:
@@ -158,12 +158,12 @@ def _gather(
     for one in diagnostics:
         if one.code in _SAID:
             said.setdefault(one.code, {}).update(one.data)
-    step_s = _column(columns, "step_s", None)
+    step_s = iterations.column(columns, "step_s", None)
     size = step_s.size
     timed = (step_s > _STEP_S[0]) & (step_s < _STEP_S[1])
     dropped = steady.mser5(step_s[timed])
     kept = np.flatnonzero(timed)[dropped:]
-    tokens, note = _tokens(_column(columns, "tokens", size), meta)
+    tokens, note = iterations.tokens_of(iterations.column(columns, "tokens", size), meta)
     return _Run(
         meta=meta,
         said=said,
@@ -171,65 +171,14 @@ def _gather(
         total=size,
         dropped=dropped,
         untimed=int(size - timed.sum()),
-        missing=_missing(_column(columns, "step", size), meta),
+        missing=iterations.missing(iterations.column(columns, "step", size), meta),
         step_s=step_s[kept],
         tokens=tokens[kept],
-        steps=_stands_for(_column(columns, "step", size)[kept]),
-        loss=_column(columns, "loss", size),
-        window=_window(_column(columns, "t", size), step_s, kept),
+        steps=iterations.stands_for(iterations.column(columns, "step", size)[kept]),
+        loss=iterations.column(columns, "loss", size),
+        window=iterations.window(iterations.column(columns, "t", size), step_s, kept),
         tokens_note=note,
     )
-
-
-def _column(columns: Columns, name: str, size: int | None) -> Floats:
-    import numpy as np
-
-    found = columns.get(name)
-    if found is None:
-        return np.full(size or 0, math.nan)
-    return np.asarray(found, dtype=np.float64)
-
-
-def _stands_for(step: Floats) -> Floats:
-    """Steps since the line before, 1 for the first and for a step that came again."""
-    import numpy as np
-
-    gaps = np.diff(step, prepend=step[:1] - 1)
-    return np.where(gaps >= 1, gaps, 1.0)
-
-
-def _missing(step: Floats, meta: Mapping[str, Any]) -> int:
-    """Steps that were trained but stand in no line: up to the end of a run that succeeded, else up to its last."""
-    import numpy as np
-
-    known = np.unique(step[np.isfinite(step)])
-    if not known.size:
-        return 0
-    total = meta.get("total") if meta.get("state") == "SUCCEEDED" else None
-    return int(max(known[-1], total or 0) - known[0] + 1) - known.size
-
-
-def _tokens(logged: Floats, meta: Mapping[str, Any]) -> tuple[Floats, str | None]:
-    """Tokens of each step as logged, else from the configuration of a Megatron run, which fixes them."""
-    import numpy as np
-
-    if not logged.size or np.isfinite(logged).any():
-        return logged, None
-    config = meta.get("config") or {}
-    training = config.get("training") or {}
-    length, batch = training.get("sequence_length"), training.get("global_batch")
-    if (config.get("runner") or {}).get("name") == "megatron" and length and batch:
-        return np.full(logged.size, float(length * batch)), "tokens a step from the configuration, not from the log"
-    return logged, None
-
-
-def _window(t: Floats, step_s: Floats, kept: npt.NDArray[np.intp]) -> tuple[float, float] | None:
-    """Wall-clock start and end of the steady part in seconds, or None where the log carries no time."""
-    if not kept.size:
-        return None
-    first, last = int(kept[0]), int(kept[-1])
-    start, end = float(t[first] - step_s[first]), float(t[last])
-    return (start, end) if math.isfinite(start) and math.isfinite(end) and end > start else None
 
 
 def _iterations_note(run: _Run) -> str:
