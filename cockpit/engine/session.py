@@ -19,6 +19,7 @@ from cockpit.engine.finish import GroupEnd, finish_group, finish_run
 from cockpit.engine.follower import RunFollower
 from cockpit.engine.observer import GroupInfo, Observer, Outcome
 from cockpit.hosts.base import FileTruncated
+from cockpit.parse.states import parse_states
 from cockpit.store.errors import DiskFull
 
 if TYPE_CHECKING:
@@ -281,11 +282,21 @@ class LiveSession:
         from cockpit.telemetry import deploy
 
         assert self._observer is not None
-        if self._done(queue):
+        if self._done(queue) or await self._ended_there(queue):
             return
         started = await asyncio.wait_for(deploy.ensure_alive(queue.host, queue.path, queue.python), _STEP_TIMEOUT_S)
         if started is not None:
             self._observer.note("warning", f"The agent of queue {queue.key} did not live: started it again.")
+
+    async def _ended_there(self, queue: _Queue) -> bool:
+        """Whether every run has ended on the server: then its agent has left because there is nothing left to do."""
+        for run in queue.runs:
+            path, data = f"{queue.path}/runs/{run}/states.jsonl", b""
+            while more := await asyncio.wait_for(queue.host.read(path, len(data), _BLOCK), _STEP_TIMEOUT_S):
+                data += more
+            if not any(change.state.ended for change in parse_states(data)):
+                return False
+        return True
 
     async def _tidy(self, queue: _Queue) -> None:
         """All of it is home: take the queue's folder off the server. A leftover is no reason to fail."""

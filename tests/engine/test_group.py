@@ -194,3 +194,14 @@ def test_a_lost_queue_is_said_and_not_waited_for(duel: Duel) -> None:
     done = duel.call("attach", "last")
     assert done.returncode == 1
     assert {duel.meta(r)["state"] for r in duel.group["runs"]} == {"LOST"}
+
+
+def test_attaching_to_a_group_that_is_done_speaks_of_no_dead_agent(duel: Duel) -> None:
+    assert duel.call("run", "--profile", "toy", "--repeats", "1", "--detach").returncode == 0
+    states = f"groups/*/runs/{duel.group['runs'][-1]}/states.jsonl"
+    eventually(lambda: any('"SUCCEEDED"' in path.read_text() for path in duel.work.glob(states)))
+    eventually(lambda: not duel.pids("agent"))
+    attached = duel.call("attach", "last")
+    assert attached.returncode == 0, attached.stderr
+    assert "warning" not in attached.stderr
+    assert not list(duel.work.glob("groups/*")), "and its queue is tidied up"
