@@ -44,6 +44,8 @@ defaults: [{model: tiny}, {data: pydoc}, {training: cpu}, {runner: megatron}, {l
     [
         (["rnu"], 2, r"no command `rnu`\. Did you mean 'run'"),
         (["run"], 2, r"needs a profile"),
+        (["run", "duel-local", "training.seed=1"], 2, r"needs a profile\. Say --profile duel-local\."),
+        (["run", "--profile", "duel-local", "--with", "log", "--dry-run"], 2, r"--with adds events to --output json"),
         (["run", "--frofile", "x"], 2, r"`--frofile` is not an option of `ekvi-cockpit run`"),
         (["run", "--profile", "duel-locl"], 2, r"no profile 'duel-locl'\. Did you mean 'duel-local'"),
         (["run", "--profile", "../duel-local"], 2, r"is a path; a profile goes by its name"),
@@ -90,6 +92,16 @@ def test_one_sentence_and_the_right_exit_code(
     assert re.search(sentence, said), said
     assert said.startswith("ekvi-cockpit: ")
     assert len(said.strip().splitlines()) == 1
+
+
+def test_a_server_that_this_version_cannot_reach_is_not_said_to_be_of_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["servers", "add", "near", "address=local"]) == 0
+    assert "Use it" in capsys.readouterr().err
+    assert main(["servers", "add", "far", "address=gpu7"]) == 0
+    said = capsys.readouterr()
+    assert said.out.endswith("server/far.yaml\n")
+    assert "not yet servers over SSH" in said.err
+    assert "Use it" not in said.err
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cockpit.cli.tables import print_table
-from cockpit.core.errors import Exit
+from cockpit.core.errors import Exit, LaunchRefused
 
 
 def profiles_list(args: argparse.Namespace) -> int:
@@ -75,11 +75,16 @@ def servers_list(args: argparse.Namespace) -> int:
 
 def servers_add(args: argparse.Namespace) -> int:
     """Write a server file into the user's profiles and say where it is."""
-    from cockpit.config import write_server
+    from cockpit.config import find_servers, write_server
+    from cockpit.hosts import connect
 
     path = write_server(args.name, args.values, overwrite=args.force)
     sys.stdout.write(f"{path}\n")
-    sys.stderr.write(f"Use it: `ekvi-cockpit run --profile duel-local --servers {args.name}`\n")
+    try:
+        connect(next(s.address for s in find_servers() if s.name == args.name) or "local")
+        sys.stderr.write(f"Use it: `ekvi-cockpit run --profile duel-local --servers {args.name}`\n")
+    except LaunchRefused as refused:
+        sys.stderr.write(f"It is written. {refused}\n")
     return int(Exit.OK)
 
 

@@ -49,9 +49,13 @@ def _check_words(args: argparse.Namespace) -> None:
                 hint="Leave out " + ", ".join([f"--{n}" for n in given] + list(args.overrides)) + ".",
             )
     elif not args.profile:
-        raise UsageError("`run` needs a profile.", hint="`ekvi-cockpit profiles list` shows them: --profile NAME.")
+        meant = next((w for w in args.overrides if "=" not in w), None)  # the word that most forget is --profile
+        hint = f"Say --profile {meant}." if meant else "`ekvi-cockpit profiles list` shows them: --profile NAME."
+        raise UsageError("`run` needs a profile.", hint=hint)
     if args.watch and args.output == "json":
         raise UsageError("--watch and --output json exclude each other: the screen and the data are both stdout.")
+    if args.with_ and args.output != "json":
+        raise UsageError("--with adds events to --output json, and means nothing without it.")
     if args.detach and args.watch:
         raise UsageError("--detach and --watch exclude each other.")
 
