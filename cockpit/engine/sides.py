@@ -70,7 +70,7 @@ def run_facts(store: Store, run: str) -> RunFacts:
     if summary is None:
         if not State(meta["state"]).ended:
             raise UsageError(
-                f"run {run} is {meta['state']}: it can be compared when it has ended.",
+                f"run {run} is {meta['state']}: its figures are known when it has ended.",
                 hint=f"`ekvi-cockpit attach {meta['group']}` follows it to its end.",
             )
         diagnostics = [e for e in run_dir.journal_events() if isinstance(e, Diagnostic)]
