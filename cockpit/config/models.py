@@ -12,7 +12,15 @@ from runners.schema import Positive, Real, RunConfig, Strict, refuse
 
 SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_KEY|CREDENTIALS)(_|$)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(TOKEN|PASSWORD|PASSWD|SECRET|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS)(_|$)|(^|_)PASS(_|$)",
+    re.IGNORECASE,
+)
+# Logins in a URL, keys in PEM, and tokens as Hugging Face, GitHub, GitLab, NVIDIA, AWS and others write theirs.
+_SECRET_VALUE = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|(?<![A-Za-z0-9])(?:hf_|gh[pousr]_|github_pat_|glpat-|nvapi-|sk-|AKIA)[A-Za-z0-9_-]{16,}"
+)
 _SLOT = re.compile(r"[a-z0-9][a-z0-9-]*")
 _RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 _MAX_GPUS = 1024
@@ -111,9 +119,11 @@ class Server(Strict):
     @field_validator("env")
     @classmethod
     def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
-        for name in env:
+        for name, value in env.items():
             if _SECRET.search(name):
                 raise refuse(f"{name} looks like a secret, which has no place in env: name it in secrets.", name)
+            if _SECRET_VALUE.search(value):
+                raise refuse(f"{name} holds a login or a token, which has no place in env: name it in secrets.", name)
         return env
 
     def spec(self, name: str, profile: Profile) -> ServerSpec:

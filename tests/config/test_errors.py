@@ -158,7 +158,18 @@ def test_a_word_that_cannot_be_used_is_shown(word: str, says: str) -> None:
         assert text.startswith("on the command line, ")
 
 
-@pytest.mark.parametrize("word", ["servers.left.env.HF_TOKEN=hunter2", "servers.left.env={MY_API_KEY: hunter2}"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "servers.left.env.HF_TOKEN=hunter2",
+        "servers.left.env={MY_API_KEY: hunter2}",
+        "servers.left.env.PGPASSWORD=hunter2",
+        "servers.left.env.HFTOKEN=hunter2",
+        "servers.left.env.SSH_PRIVATE_KEY=hunter2",
+        "servers.left.env.HTTPS_PROXY='http://me:hunter2@proxy:80'",
+        "servers.left.env.NCCL_X=hf_hunter2hunter2hunter2",
+    ],
+)
 def test_a_secret_in_an_environment_is_refused_and_not_repeated(word: str) -> None:
     text = str(refusal("duel-local", word))
     assert "hunter2" not in text
