@@ -18,6 +18,7 @@ start here:
   ekvi-cockpit replay demo                    a recorded duel, on any machine, without torch
   ekvi-cockpit run --profile duel-local       the same training on two servers, and what may be concluded
   ekvi-cockpit compare last                   the comparison again
+Ctrl-C in `run` and `attach` stops the group; a closed terminal or a killed cockpit leaves it running: attach again.
 exit codes: 0 done, 1 a run failed, 2 usage or configuration, 3 a server unreachable or a launch refused,
             4 comparison refused (--strict), 5 slower than the baseline, 130 interrupted
 """
@@ -109,7 +110,7 @@ def _looking(sub: Any, common: argparse.ArgumentParser) -> None:
         "filter", nargs="*", metavar="FILTER", help="words such as state=FAILED server=left tag=x, or free text"
     )
     p.add_argument("--groups", action="store_true", help="list groups instead")
-    p.add_argument("--sort", metavar="KEY", default="created", help="created, server, state, profile, size...")
+    p.add_argument("--sort", metavar="KEY", help="created, server, state, profile, size... (else the newest first)")
     p.add_argument("--reverse", action="store_true", help="the other way round")
     p.add_argument("--limit", type=int, metavar="N", help="at most N rows")
     _output(p)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
+from cockpit.cli import main
 from cockpit.cli.tables import print_table
 
 ROWS = [
@@ -50,3 +53,25 @@ def test_a_terminal_too_narrow_for_all_keeps_whole_ids(
 
 def test_a_pipe_gets_everything(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(ROWS[1]["server"]) in _printed(None, monkeypatch, capsys)[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        ([], ["c", "b", "a"]),
+        (["--limit", "1"], ["c"]),
+        (["--reverse"], ["a", "b", "c"]),
+        (["--sort", "created"], ["a", "b", "c"]),
+        (["--sort", "created", "--reverse"], ["c", "b", "a"]),
+    ],
+)
+def test_runs_are_listed_newest_first_where_nothing_else_is_said(
+    words: list[str], ids: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "bca":
+        folder = tmp_path / f"{name}.one.r1"
+        folder.mkdir()
+        meta = {"schema": "ekvi.run/1", "id": folder.name, "group": name, "server": "one", "state": "SUCCEEDED"}
+        (folder / "run.json").write_text(json.dumps({**meta, "created": float(ord(name))}))
+    assert main(["runs", "--runs-dir", str(tmp_path), "--output", "json", *words]) == 0
+    assert [row["group"] for row in json.loads(capsys.readouterr().out)] == ids

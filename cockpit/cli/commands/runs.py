@@ -31,7 +31,10 @@ def runs(args: argparse.Namespace) -> int:
     store = _store(args)
     if args.groups:
         return _groups(store, args)
-    rows = store.runs(args.filter, sort=args.sort, reverse=args.reverse, limit=args.limit, sizes=True)
+    newest_first = args.sort is None  # so that --limit gives what one looks for
+    rows = store.runs(
+        args.filter, sort=args.sort or "created", reverse=args.reverse != newest_first, limit=args.limit, sizes=True
+    )
     for problem in store.problems:
         sys.stderr.write(f"left out: {problem}\n")
     if args.output == "json":
