@@ -7,6 +7,7 @@ A small network on separable synthetic data, with DDP and a distributed sampler;
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -163,12 +164,11 @@ def result(smoke: Smoke, losses: list[tuple[float, float]], seconds: float) -> N
 
 
 def _iteration(smoke: Smoke, step: int, loss: float, seconds: float, samples: int) -> None:
-    finite = loss == loss and abs(loss) != float("inf")  # noqa: PLR0124 - NaN is not itself
     wire.emit(
         "iteration",
         step=step,
         total=smoke.total,
-        loss=loss if finite else None,
+        loss=loss if math.isfinite(loss) else None,
         step_s=seconds,
         tokens=None,
         samples=samples * smoke.process.world,
