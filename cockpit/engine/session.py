@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cockpit.hosts.base import Host
     from cockpit.store.store import GroupRecord, Store
 
+_MOST_RESTARTS = 5  # of an agent that says nothing new in between
 _SILENCE_S = 4.0  # the agent writes telemetry twice a second while a run lives
 _DISK_RETRY_S = 1.0
 _TIDY_RETRY_S = 0.2
@@ -45,6 +46,7 @@ class _Queue:
     cursors: dict[str, int] = field(default_factory=dict)
     heard: float = 0.0  # when the agent last wrote anything (loop time, s)
     unfinished: list[str] = field(default_factory=list)  # ended, but a cockpit was killed before they were home
+    restarts: int = 0  # of the agent since it last told a state
     keep: bool = False  # something of it could not be brought home: leave it on the server
 
 
@@ -217,6 +219,7 @@ class LiveSession:
         elif name == "telemetry.jsonl":
             await follower.telemetry(offset, data)
         else:
+            queue.restarts = 0
             await follower.states(data)
 
     async def _drain(self, queue: _Queue, run: str) -> None:
@@ -286,6 +289,12 @@ class LiveSession:
             return
         started = await asyncio.wait_for(deploy.ensure_alive(queue.host, queue.path, queue.python), _STEP_TIMEOUT_S)
         if started is not None:
+            queue.restarts += 1
+            if queue.restarts > _MOST_RESTARTS:
+                raise ServerError(
+                    f"The agent of queue {queue.key} on {queue.host.name} ends again and again.",
+                    hint=f"{queue.path}/agent.log says why; what it started goes on.",
+                )
             self._observer.note("warning", f"The agent of queue {queue.key} did not live: started it again.")
 
     async def _ended_there(self, queue: _Queue) -> bool:

@@ -72,10 +72,10 @@ class TickFile:
             self._full = True
             return
         if last is not None:
-            past = [line for line in self._lines.recent() if line.get("type") in ("tick", "gap")]
+            past = [line for line in self._lines.recent() if isinstance(_last_seq(line), int)]
             if past:
-                self._seq = int(past[-1]["seq" if past[-1]["type"] == "tick" else "to_seq"]) + 1
-            ticks = [line for line in past if line["type"] == "tick"]
+                self._seq = _last_seq(past[-1]) + 1
+            ticks = [line for line in past if line["type"] == "tick" and isinstance(line.get("t_wall_ns"), int)]
             if ticks:
                 due = ticks[-1]["seq"] + self._ticks_since(ticks[-1])
                 self._miss(due - self._seq, "the agent was away")
@@ -104,6 +104,11 @@ class TickFile:
             return not self._lines.flush() or free_by(self.path) <= MARGIN_BY
         except OSError:
             return True
+
+
+def _last_seq(line: Dict[str, Any]) -> Any:
+    """The number of a tick, or of the last tick that a gap stands for; None for another line."""
+    return line.get({"tick": "seq", "gap": "to_seq"}.get(str(line.get("type")), ""))
 
 
 class Sampler:

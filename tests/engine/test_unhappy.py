@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,17 @@ def test_a_file_that_cannot_be_fetched_stays_on_the_server_and_the_rest_comes_ho
     assert list(duel.work.glob("groups/*/runs/*.left.r1/out/result.txt")), "it was removed without being home"
     right = next(run for run in duel.group["runs"] if ".right." in run)
     assert (duel.runs / right / "artifacts" / "result.txt").exists()
+
+
+def test_an_agent_that_ends_again_and_again_is_given_up(duel: Duel, monkeypatch: pytest.MonkeyPatch) -> None:
+    duel.write(hold=True, repeats=1)
+    assert duel.call("run", "--profile", "toy", "--detach").returncode == 0
+    out = eventually(lambda: list(duel.work.glob("groups/*/runs/*.right.r1/out")))[0]
+    for pid in duel.pids("agent-"):
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not duel.pids("agent-"))
+    out.rmdir()
+    out.touch()  # where the agent needs a folder
+    monkeypatch.setattr(session_module, "_SILENCE_S", 0.05)
+    with pytest.raises(ServerError, match="again and again"):
+        _follow(duel, _local)
