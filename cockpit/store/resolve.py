@@ -25,6 +25,8 @@ def resolve(token: str, want: Want, *, groups: Sequence[str], runs: Sequence[str
     Where either will do, a group goes before the runs whose ids begin with its own. Raises UsageError where there is
     none in `where`, or more than one.
     """
+    if not token:  # an unset variable of a script begins every id, and `rm` would take the only one
+        raise UsageError("an empty word names no run and no group.", hint="`ekvi-cockpit runs` lists them.")
     if want != "run":
         found = _matching(token, groups)
         if want == "group" or (found and token not in runs):
@@ -42,8 +44,9 @@ def _only(token: str, what: str, found: Sequence[str], known: Sequence[str], whe
         return found[0]
     if found:
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        whats = what.replace("run or", "runs or") + "s"
         raise UsageError(
-            f"{token!r} stands for {len(found)} {what}s: {', '.join(found[:_MOST_NAMED])}{more}.",
+            f"{token!r} stands for {len(found)} {whats}: {', '.join(found[:_MOST_NAMED])}{more}.",
             hint="Type more of the one that you mean.",
         )
     if not known:

@@ -16,6 +16,7 @@ import pytest
 
 from cockpit.core.errors import Exit, LaunchRefused, StoreError, UsageError
 from cockpit.store.errors import DiskFull
+from cockpit.store.resolve import Want
 from cockpit.store.store import Store
 from tests.store.conftest import make_plan
 
@@ -139,6 +140,19 @@ def test_an_id_that_several_have_names_up_to_five(store: Store) -> None:
     store.create(make_plan("20260131-093000-duel-5555"), {})
     with pytest.raises(UsageError, match="stands for 2 groups"):
         store.resolve("20260131")
+
+
+@pytest.mark.parametrize("want", ["any", "run", "group"])
+def test_an_empty_word_stands_for_nothing_even_where_there_is_one_group(store: Store, want: Want) -> None:
+    store.create(make_plan(repeats=1), {})
+    with pytest.raises(UsageError, match="empty word"):
+        store.resolve("", want)
+
+
+def test_several_runs_where_either_will_do_are_named_in_the_plural(store: Store) -> None:
+    store.create(make_plan(repeats=2), {})
+    with pytest.raises(UsageError, match="stands for 2 runs or groups"):
+        store.resolve("last.left")
 
 
 def test_an_id_that_none_has_names_the_nearest(store: Store) -> None:
