@@ -124,12 +124,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     if names and len(listed) <= _LISTED:
         return f"Known: {listed}."
     return None
-
-
-def worst_exit(codes: Iterable[int]) -> int:
-    """The exit code of several outcomes: the largest below 130, or 130 where only that was seen."""
-    seen = set(codes)
-    below = [c for c in seen if c < Exit.INTERRUPTED]
-    if Exit.INTERRUPTED in seen:
-        return int(Exit.INTERRUPTED)
-    return max(below, default=0)

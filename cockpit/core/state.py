@@ -45,7 +45,8 @@ class RunState:
     """A run as its events tell it.
 
     `diagnostics` holds the first thousand of each code: a run may tell one at every step.
-    `started_t` and `ended_t` are the server's wall clock in seconds; runs of the same `queue` take turns.
+    `started_t` and `ended_t` are the server's wall clock in seconds; runs of the same `queue` take turns in its
+    `slots`.
     """
 
     run: str
@@ -53,6 +54,7 @@ class RunState:
     server: str = ""
     vendor: str = ""
     queue: str = ""
+    slots: int = 1
     repeat: int = 0
     sweep: dict[str, str] = field(default_factory=dict)
     state: State = State.PLANNED

@@ -30,13 +30,14 @@ def _queue_s(runs: list[RunState]) -> float | None:
     if not open_:
         return 0.0
     whole = _whole_run_s(runs)
-    left = 0.0
+    busy = [0.0] * max(1, open_[0].slots)  # when each slot is free again
     for run in open_:
         rest = _rest_s(run, whole) if run.started_t is not None else whole
         if rest is None:
             return None
-        left += rest
-    return left
+        first = busy.index(min(busy))
+        busy[first] += rest
+    return max(busy)
 
 
 def _whole_run_s(runs: list[RunState]) -> float | None:

@@ -133,6 +133,7 @@ class LiveSession:
             server=meta["server"],
             vendor=meta["vendor"],
             queue=meta["handle"]["queue"],
+            slots=next((q["slots"] for q in self._group.queues if run in q["runs"]), 1),
             repeat=meta["repeat"],
             sweep=dict(meta["sweep"]),
             total=meta["total"],
@@ -261,6 +262,7 @@ class LiveSession:
             else:
                 self._room_again()
                 break
+        follower.dir.close()  # a group may have many runs, and a process may not have many files open
         for sentence in left:
             queue.keep = True
             self._observer.note("warning", f"{follower.state.run}: not fetched: {sentence}")
@@ -285,17 +287,18 @@ class LiveSession:
         from cockpit.telemetry import deploy
 
         assert self._observer is not None
-        if self._done(queue) or await self._ended_there(queue):
+        if self._done(queue) or await asyncio.wait_for(deploy.alive(queue.host, queue.path), _STEP_TIMEOUT_S):
             return
-        started = await asyncio.wait_for(deploy.ensure_alive(queue.host, queue.path, queue.python), _STEP_TIMEOUT_S)
-        if started is not None:
-            queue.restarts += 1
-            if queue.restarts > _MOST_RESTARTS:
-                raise ServerError(
-                    f"The agent of queue {queue.key} on {queue.host.name} ends again and again.",
-                    hint=f"{queue.path}/agent.log says why; what it started goes on.",
-                )
-            self._observer.note("warning", f"The agent of queue {queue.key} did not live: started it again.")
+        if await self._ended_there(queue):  # asked when none lives, so that none can end in between
+            return
+        await asyncio.wait_for(deploy.start(queue.host, queue.path, queue.python), _STEP_TIMEOUT_S)
+        queue.restarts += 1
+        if queue.restarts > _MOST_RESTARTS:
+            raise ServerError(
+                f"The agent of queue {queue.key} on {queue.host.name} ends again and again.",
+                hint=f"{queue.path}/agent.log says why; what it started goes on.",
+            )
+        self._observer.note("warning", f"The agent of queue {queue.key} did not live: started it again.")
 
     async def _ended_there(self, queue: _Queue) -> bool:
         """Whether every run has ended on the server: then its agent has left because there is nothing left to do."""

@@ -100,7 +100,8 @@ def _refusal(server: str, runner: str, python: str, missing: Sequence[str]) -> L
         return LaunchRefused(
             f"server {server}: megatron-core is not installed, and it has no wheel for "
             f"{platform.system()} on {platform.machine()}.",
-            hint="What works here: `replay demo`, `import`, `compare`, and runs on remote servers.",
+            hint="What works here: `replay demo`, and `show` and `compare` of runs made elsewhere; `import` and "
+            "remote servers come with a later version.",
         )
     return LaunchRefused(
         f"server {server}: the {runner} runner needs {what}, which {python} does not have.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ SCHEMA = "ekvi.compare/1"
 WITHIN = 0.01
 
 
+_AGAIN = re.compile(r"\.try\d+$")  # how `run --resume` names a run that takes another's place
+
+
 def compare(sides: Sequence[Side], within: float = WITHIN, *, strict: bool = False) -> dict[str, Any]:
     """Compare `sides`, ratios against the first; one side alone gets its values and no ratios.
 
@@ -36,6 +40,7 @@ def compare(sides: Sequence[Side], within: float = WITHIN, *, strict: bool = Fal
     primary = _primary(metrics, sides)
     for metric in metrics:
         metric["primary"] = metric["name"] == primary
+    losses = loss_parity(sides)
     return {
         "schema": SCHEMA,
         "scope": _scope(sides, fairness),
@@ -43,10 +48,10 @@ def compare(sides: Sequence[Side], within: float = WITHIN, *, strict: bool = Fal
         "within": within,
         "method": _method(sides),
         "primary": primary,
-        "headline": _headline(sides, metrics, primary, fairness),
+        "headline": _headline(sides, metrics, primary, fairness, losses["verdict"]),
         "parity": fairness,
         "metrics": metrics,
-        "loss_parity": loss_parity(sides),
+        "loss_parity": losses,
         "published": _published(sides),
         "notes": _notes(sides, metrics),
     }
@@ -194,7 +199,11 @@ def _primary(metrics: Sequence[dict[str, Any]], sides: Sequence[Side]) -> str | 
 
 
 def _headline(
-    sides: Sequence[Side], metrics: Sequence[dict[str, Any]], primary: str | None, fairness: dict[str, Any]
+    sides: Sequence[Side],
+    metrics: Sequence[dict[str, Any]],
+    primary: str | None,
+    fairness: dict[str, Any],
+    losses: str,
 ) -> str:
     """One sentence: what can be concluded from the primary figure, and whether the comparison was fair."""
     if len(sides) == 1:
@@ -207,6 +216,8 @@ def _headline(
     caution = ""
     if any(d["severity"] == "blocking" for d in fairness["differences"]):
         caution = " But the sides did not do the same work."
+    elif losses == "differs":  # speed that was bought with another result is no speed
+        caution = " But their losses part: see the loss parity."
     if len(sides) > 2:
         return _against_first(sides[0].name, found["against"]) + caution
     names = " and ".join(s.name for s in sides)
@@ -309,6 +320,9 @@ def _notes(sides: Sequence[Side], metrics: Sequence[dict[str, Any]]) -> list[str
         if gone:
             which = ", ".join(f"{r.id} ({r.state or 'state unknown'})" for r in gone)
             notes.append(f"{side.name}: not counted, because they did not succeed: {which}.")
+        again = [r.id for r in side.counted if _AGAIN.search(r.id)]
+        if again:
+            notes.append(f"{side.name}: stands in for a run that did not succeed: {', '.join(again)}.")
         for metric in metrics:
             n = metric["sides"][side.name]["n"]
             if 0 < n < len(side.counted):

@@ -153,10 +153,11 @@ def _packages(packages: Mapping[str, Any], said: dict[str, Any]) -> dict[str, An
 
 
 def _environment(meta: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables that the plan sets for any stage, and those the runner said; secrets by presence only."""
-    env = dict(said)
+    """Variables that the runner said it was given, and those the plan sets; secrets by presence only."""
+    env: dict[str, Any] = {}
     for stage in (meta.get("plan") or {}).get("stages") or ():
         env.update(stage.get("env") or {})
+    env.update(said)  # what the runner saw is what counted
     return {
         f"env.{name}": "(set)" if _SECRET.search(name) else value
         for name, value in env.items()

@@ -10,7 +10,7 @@ from cockpit.cli.commands.compare import within
 from cockpit.cli.jsonlines import JsonLines, extras
 from cockpit.cli.progress import Bars, Plain, duration, ending, last_lines
 from cockpit.cli.tables import print_table, size
-from cockpit.core.errors import UsageError, worst_exit
+from cockpit.core.errors import UsageError
 from cockpit.core.events import Diagnostic, Event, Iteration, State, StateChange
 from cockpit.core.state import RunState, reduce
 from cockpit.engine.observer import GroupInfo, Observer, Outcome
@@ -110,9 +110,3 @@ def test_an_exit_without_a_signal_says_its_code() -> None:
 def test_a_column_without_a_value_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     print_table([{"a": 1, "b": None}, {"a": 22, "b": None}], "none")
     assert capsys.readouterr().out == "A\n1\n22\n"
-
-
-def test_the_largest_exit_code_below_130_wins() -> None:
-    assert worst_exit([0, 3, 1]) == 3
-    assert worst_exit([]) == 0
-    assert worst_exit([1, 130]) == 130

@@ -50,6 +50,12 @@ def test_queues_go_on_side_by_side() -> None:
     assert eta_s(runs) == pytest.approx(40)
 
 
+def test_slots_of_one_queue_work_side_by_side() -> None:
+    waiting = [RunState(run=str(i), queue="q", slots=2) for i in range(4)]
+    done = _done("q", 40.0)
+    assert eta_s([done, *waiting]) == pytest.approx(80)
+
+
 @given(st.lists(st.integers(0, 10), min_size=1, max_size=4), st.floats(0.01, 100))
 def test_it_is_never_negative(steps: list[int], step_s: float) -> None:
     found = eta_s([_run(f"q{i}", steps=n, step_s=step_s) for i, n in enumerate(steps)])

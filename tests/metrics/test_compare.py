@@ -387,3 +387,19 @@ def test_runs_too_short_to_lose_their_warm_up_are_told_beside_longer_ones() -> N
     (found,) = [n for n in compare([Side("long", long), short])["notes"] if "warm-up" in n]
     assert found.startswith("3 of 6 runs had fewer than 100 iterations")
     assert not any("warm-up" in n for n in compare([side("a", [1000, 1001, 999]), short])["notes"])
+
+
+def test_a_faster_side_whose_losses_part_is_named_with_a_caution() -> None:
+    fast = side("right", [1050, 1051, 1049])
+    curves = [{**(r.loss or {}), "loss": (r.loss or {})["loss"] + 0.5} for r in fast.runs]
+    bought = Side("right", [RunFacts(r.id, r.summary, r.meta, c) for r, c in zip(fast.runs, curves, strict=True)])
+    found = compare([side("left", [1000, 1001, 999]), bought])
+    assert found["loss_parity"]["verdict"] == "differs"
+    assert found["headline"] == "right is faster. But their losses part: see the loss parity."
+
+
+def test_a_run_that_took_another_s_place_is_named() -> None:
+    again = Side("right", [run(v, name, "right") for v, name in ((1000, "g.right.r1"), (1001, "g.right.r2.try2"))])
+    notes = " ".join(compare([side("left", [1000, 1001]), again])["notes"])
+    assert "g.right.r2.try2" in notes
+    assert "g.right.r1" not in notes
