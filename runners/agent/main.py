@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Optional, Sequence
 
@@ -13,6 +14,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         from . import shim
 
         return shim.main()
+    _fill_standard_files()
     from . import commands
 
     return commands.run(words)
+
+
+def _fill_standard_files() -> None:
+    """Let no file of ours take the number of a standard one that the caller has closed."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:
+        fd = os.dup(fd)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115

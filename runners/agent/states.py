@@ -18,7 +18,7 @@ class StateLog:
 
     def __init__(self, path: str) -> None:
         self.file = LineFile(path)
-        self.file.flush()  # cuts a torn line before it is read
+        self.flush()  # cuts a torn line before it is read
         lines = [line for line in read_whole_lines(path) if _is_state(line)]
         self.next_seq: int = lines[-1]["agent_seq"] + 1 if lines else 0
         self.last: dict[str, Any] | None = lines[-1] if lines else None
@@ -70,8 +70,11 @@ class StateLog:
         self.flush()
 
     def flush(self) -> bool:
-        """Write what waits; False where there is no room still."""
-        return self.file.flush(sync=True)
+        """Write what waits; False where there is no room still. Nothing is held open: a queue may have many runs."""
+        written = self.file.flush(sync=True)
+        if written:
+            self.file.close()
+        return written
 
 
 def _is_state(line: dict[str, Any]) -> bool:

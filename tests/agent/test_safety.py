@@ -13,7 +13,7 @@ import pytest
 
 from runners.agent import queuefile, record, worker
 from runners.agent.base import AgentError, start_ticks, try_lock
-from tests.agent.support import COUNT, Desk, python, stage, until
+from tests.agent.support import COUNT, REPO, Desk, python, stage, until
 
 
 @pytest.mark.parametrize("boot", ["the same", "another"])
@@ -104,3 +104,23 @@ def test_odd_lines_of_telemetry_do_not_keep_an_agent_from_going_on(desk: Desk) -
     assert desk.last("a")["state"] == "SUCCEEDED"
     seqs = [line["seq"] for line in desk.ticks("a")[len(odd) :] if line["type"] == "tick"]
     assert seqs[:1] in ([], [4])
+
+
+def test_a_queue_may_have_more_runs_than_a_process_open_files(desk: Desk) -> None:
+    desk.queue({f"r{i}": [stage("train", "true")] for i in range(120)})
+    (desk.q / "control").mkdir()
+    (desk.q / "control" / "stop").touch()  # every run is noted, none is started
+    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *desk.command, "work", str(desk.q)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert {desk.last(f"r{i}")["state"] for i in range(120)} == {"CANCELLED"}
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_an_agent_starts_where_its_caller_has_closed_its_files(desk: Desk, closed: str) -> None:
+    desk.queue({"a": [python("train", "import sys; print(sys.stdin.read() == '')")]})
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *desk.command, "start", str(desk.q)]
+    subprocess.run(command, cwd=REPO, capture_output=True, timeout=60, check=False)
+    assert desk.wait_ended("a")["state"] == "SUCCEEDED", desk.log()
+    assert desk.spool("a") == b"True\n"
+    assert json.loads((desk.q / "queue.json").read_text()), "nothing was written into what took a standard number"
