@@ -15,12 +15,14 @@ STAGES = ("all", "data", "calibrate", "train", "wrap", "purge")
 
 _EPILOG = """\
 start here:
-  ekvi-cockpit replay demo                    a recorded duel, on any machine, without torch
-  ekvi-cockpit run --profile duel-local       the same training on two servers, and what may be concluded
-  ekvi-cockpit compare last                   the comparison again
-Ctrl-C in `run` and `attach` stops the group; a closed terminal or a killed cockpit leaves it running: attach again.
-exit codes: 0 done, 1 a run failed, 2 usage or configuration, 3 a server unreachable or a launch refused,
-            4 comparison refused (--strict), 5 slower than the baseline, 130 interrupted
+  ekvi-cockpit replay demo                a recorded duel, without torch
+  ekvi-cockpit run --profile duel-local   the same training on two servers
+  ekvi-cockpit compare last               what may be concluded, again
+Ctrl-C in `run` and `attach` stops the group; a closed terminal or a killed
+cockpit leaves it running: attach again.
+exit codes: 0 done, 1 a run failed, 2 usage or configuration, 3 a server
+  unreachable or a launch refused, 4 comparison refused (--strict), 5 slower
+  than the baseline, 130 interrupted
 """
 
 
@@ -162,7 +164,7 @@ def build() -> argparse.ArgumentParser:
     common = _common()
     parser = _Parser(
         prog="ekvi-cockpit",
-        description="Trains the same model on AMD and NVIDIA servers and says, honestly, which is faster.",
+        description="Trains the same model on AMD and NVIDIA servers and says which is faster.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[common],

@@ -60,3 +60,7 @@ def test_a_word_that_is_no_text_is_one_sentence() -> None:
     done = _cockpit(["run", "--profile", "duel-local", "description=\udcff"])
     assert "is not text in UTF-8" in done.stderr
     assert len(done.stderr.splitlines()) == 2
+
+
+def test_help_fits_80_columns() -> None:
+    assert max(map(len, _cockpit(["--help"], COLUMNS="80").stdout.splitlines())) < 80
