@@ -146,8 +146,8 @@ class RunWork:
             self.index = known[-1]
             self.phase = LIVE
         if last is not None and last["state"] == states.STOPPING:
-            because = last["data"].get("because", states.CANCELLED)
-            wchan = last["data"].get("wchan", {})
+            data = last.get("data", {})
+            because, wchan = data.get("because", states.CANCELLED), data.get("wchan", {})
             self.stopping = Stopping(because, last["reason"], wchan, time.monotonic() + self.stage.stop_grace_s)
             if not known:
                 self._finish(because, last["reason"], {})

@@ -83,5 +83,5 @@ def _is_state(line: dict[str, Any]) -> bool:
         isinstance(line.get("agent_seq"), int)
         and isinstance(line.get("state"), str)
         and "reason" in line
-        and isinstance(line.get("data"), dict)
+        and isinstance(line.get("data", {}), dict)
     )
