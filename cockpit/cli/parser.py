@@ -18,11 +18,11 @@ start here:
   ekvi-cockpit replay demo                a recorded duel, without torch
   ekvi-cockpit run --profile duel-local   the same training on two servers
   ekvi-cockpit compare last               what may be concluded, again
-Ctrl-C in `run` and `attach` stops the group; a closed terminal or a killed
-cockpit leaves it running: attach again.
+Ctrl-C in `run` stops the group and in `attach` only leaves it; a closed
+terminal or a killed cockpit leaves it running: attach again.
 exit codes: 0 done, 1 a run failed, 2 usage or configuration, 3 a server
-  unreachable or a launch refused, 4 comparison refused (--strict), 5 slower
-  than the baseline, 130 interrupted
+  unreachable or a launch refused, 4 comparison refused (--strict),
+  130 interrupted
 """
 
 

@@ -66,6 +66,29 @@ def last_lines(event: StateChange) -> list[str]:
     return [f"  | {printable(line)}" for line in tail if "@ekvi " not in line]
 
 
+class Quiet:
+    """Sentences alone: for commands that look at a group without following it."""
+
+    def begin(self, info: GroupInfo) -> None:
+        """Nothing is shown of what is known already."""
+
+    def event(self, run: str, event: Event) -> None:
+        """Events are for those who follow."""
+
+    def log(self, run: str, offset: int, data: bytes) -> None:
+        """Output is for those who follow."""
+
+    def tick(self, run: str, tick: Mapping[str, Any]) -> None:
+        """Telemetry is for those who follow."""
+
+    def note(self, level: str, text: str) -> None:
+        """Say a sentence."""
+        sys.stderr.write(f"{text if level == 'info' else f'{level}: {text}'}\n")
+
+    def end(self, outcome: Outcome) -> None:
+        """The command says what it did."""
+
+
 class Bars:
     """One bar a run, with step, loss, tokens/s, and the group's ETA."""
 

@@ -99,4 +99,6 @@ def _compare_group(store: Store, group: str) -> Mapping[str, Any] | None:
     from cockpit.metrics.compare import compare
 
     sides = sides_of(store, [group])
-    return compare(sides) if len(sides) > 1 else None
+    if len(sides) < 2 or not any(side.counted for side in sides):
+        return None  # nothing succeeded: there is nothing to say of fairness either
+    return compare(sides)

@@ -50,6 +50,11 @@ async def plan(wish: Wish, connect: Connect) -> GroupPlan:
     if wish.repeats is not None and wish.repeats < 1:
         raise UsageError(f"--repeats {wish.repeats}: a group needs at least 1 run a server.")
     found = await asyncio.to_thread(_load, load, wish, None)
+    if (wish.stage or found.base.stage) == "calibrate":
+        raise UsageError(
+            "the stage calibrate is not available in this version: it measures GPUs, and runs are on the CPU.",
+            hint="Leave --stage out, or name data, train, wrap or purge.",
+        )
     vendors = await _vendors(found, connect)
     if vendors:
         found = await asyncio.to_thread(_load, load, wish, vendors)

@@ -205,3 +205,32 @@ def test_attaching_to_a_group_that_is_done_speaks_of_no_dead_agent(duel: Duel) -
     assert attached.returncode == 0, attached.stderr
     assert "warning" not in attached.stderr
     assert not list(duel.work.glob("groups/*")), "and its queue is tidied up"
+
+
+def test_ctrl_c_in_attach_leaves_the_group_running(duel: Duel) -> None:
+    duel.write(hold=True, repeats=1)
+    assert duel.call("run", "--profile", "toy", "--detach").returncode == 0
+    follower = duel.start("attach", "last")
+    eventually(lambda: any(len(duel.steps(r)) >= 3 for r in _runs(duel)))
+    follower.send_signal(signal.SIGINT)
+    assert follower.wait(30) == 130
+    assert "goes on by itself" in (duel.home / "err.txt").read_text()
+    duel.release()
+    assert duel.call("attach", "last").returncode == 0
+    assert [duel.steps(r) for r in duel.group["runs"]] == [list(range(1, 21))] * 2
+
+
+def test_fetch_brings_home_what_is_there_and_does_not_wait(duel: Duel) -> None:
+    duel.write(hold=True, repeats=1)
+    assert duel.call("run", "--profile", "toy", "--detach").returncode == 0
+    spool = eventually(
+        lambda: next((p for p in duel.work.glob("groups/*/runs/*/spool.log") if b"noise 3" in p.read_bytes()), None)
+    )
+    fetched = duel.call("fetch", "last")
+    assert fetched.returncode == 0, fetched.stderr
+    assert fetched.stdout.splitlines() == [str(duel.runs / r) for r in duel.group["runs"]]
+    assert duel.steps(spool.parent.name) == [1, 2, 3]
+    listed = duel.call("runs")
+    assert "as last seen" in listed.stderr
+    duel.release()
+    assert duel.call("attach", "last").returncode == 0

@@ -7,8 +7,8 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from cockpit.cli.follow import follow, observer, print_result, watch
-from cockpit.cli.progress import Plain
+from cockpit.cli.follow import follow, observer, print_result, say_it_goes_on, watch
+from cockpit.cli.progress import Quiet
 from cockpit.core.errors import Exit, LaunchRefused, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _group_of(store: Store, word: str) -> tuple[str, str | None]:
 
 
 def attach(args: argparse.Namespace) -> int:
-    """Follow a group to its end, from its first event on."""
+    """Follow a group to its end, from its first event on; Ctrl-C leaves it running, as it was found."""
     from cockpit.engine.session import LiveSession
     from cockpit.hosts import connect
 
@@ -44,7 +44,9 @@ def attach(args: argparse.Namespace) -> int:
         session = LiveSession(store, record, connect)
         if args.watch:
             return watch(lambda: session, group=(store, record.id))
-        outcome = asyncio.run(follow(session, observer(args)))
+        outcome = asyncio.run(follow(session, observer(args), stops=False))
+    if outcome.state == "DETACHED":
+        say_it_goes_on(group)
     if args.output == "text":
         print_result(store, outcome, list(record.runs))
     return outcome.exit_code
@@ -72,7 +74,8 @@ def stop(args: argparse.Namespace) -> int:
         if run is not None:
             sys.stderr.write(f"{run}: asked to stop; `ekvi-cockpit attach {group}` follows the others.\n")
             return int(Exit.OK)
-        outcome = asyncio.run(follow(LiveSession(store, record, connect), Plain(), stops=False))
+        outcome = asyncio.run(follow(LiveSession(store, record, connect), Quiet(), stops=False))
+    sys.stderr.write(f"{group}: {outcome.state}\n")
     return int(Exit.INTERRUPTED if outcome.exit_code == Exit.INTERRUPTED else Exit.OK)
 
 
@@ -85,7 +88,7 @@ def fetch(args: argparse.Namespace) -> int:
     group, _ = _group_of(store, args.id)
     with store.lock_group(group):
         record = store.group(group)
-        outcome = asyncio.run(follow(LiveSession(store, record, connect, once=True), Plain(), stops=False))
+        outcome = asyncio.run(follow(LiveSession(store, record, connect, once=True), Quiet(), stops=False))
     for run in record.runs:
         sys.stdout.write(f"{store.run_dir(run).path}\n")
     return int(Exit.INTERRUPTED if outcome.exit_code == Exit.INTERRUPTED else Exit.OK)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from cockpit.cli.progress import duration
 from cockpit.cli.tables import print_table, size
 from cockpit.core.errors import Exit, UsageError
+from cockpit.core.events import State
 
 if TYPE_CHECKING:
     from cockpit.store.store import RunRow, Store
@@ -41,7 +43,14 @@ def runs(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([r.to_json() for r in rows], indent=2) + "\n")
     else:
         print_table([_row(r) for r in rows], "no run matches" if args.filter else _EMPTY)
+        _say_open(rows)
     return int(Exit.OK)
+
+
+def _say_open(rows: Sequence[RunRow]) -> None:
+    """What a listing cannot know: how open runs are by now."""
+    if any(not State(r.state).ended for r in rows if r.state):
+        sys.stderr.write("Open runs are shown as last seen; `fetch ID` looks again, `attach ID` follows.\n")
 
 
 def _row(run: RunRow) -> dict[str, object]:
@@ -117,6 +126,7 @@ def _show_group(store: Store, ident: str, args: argparse.Namespace) -> int:
         f"group {ident}: {record.state or 'open'}, profile {record.profile}{' ' + words if words else ''}\n\n"
     )
     print_table([_row(r) for r in rows], "its runs were deleted")
+    _say_open(rows)
     return int(Exit.OK)
 
 
