@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import CockpitError, Exit, ServerError, StoreError
 from cockpit.core.events import State
 from cockpit.core.state import RunState
+from cockpit.engine.apart import Apart
 from cockpit.engine.follower import RunFollower
 from cockpit.store.errors import DiskFull
 
@@ -31,7 +33,7 @@ class GroupEnd:
     notes: list[str] = field(default_factory=list)
 
 
-async def finish_run(follower: RunFollower, host: Host | None, out: str | None) -> list[str]:
+async def finish_run(follower: RunFollower, host: Host | None, out: str | None, apart: Apart) -> list[str]:
     """Fetch what the run made, note its end in run.json and write its summary. May be called again.
 
     Returns a sentence for each file that stays on the server. Raises DiskFull where there is no room here.
@@ -49,13 +51,16 @@ async def finish_run(follower: RunFollower, host: Host | None, out: str | None) 
                 raise
             except ServerError as error:  # one file that cannot be read must not keep the rest from coming home
                 left.append(str(error))
-    await asyncio.to_thread(_close_run, run_dir, state)
+    await apart(close_run, run_dir.path, state)
     return left
 
 
-def _close_run(run_dir: Any, state: RunState) -> None:
+def close_run(path: Path, state: RunState) -> None:
+    """Note a run's end in its run.json and write its summary. Raises DiskFull or StoreError."""
     from cockpit.metrics.summary import summarise
+    from cockpit.store.rundir import RunDir
 
+    run_dir = RunDir(path)
     meta = run_dir.update_meta(
         state=state.state.value,
         reason=state.reason,
@@ -78,8 +83,8 @@ def _provenance(before: Mapping[str, Any], state: RunState) -> dict[str, Any]:
     return found
 
 
-async def finish_group(store: Store, group: GroupRecord, states: Mapping[str, RunState]) -> GroupEnd:
-    """Note the group's end and compare its sides where there are two or more."""
+async def finish_group(store: Store, group: GroupRecord, states: Mapping[str, RunState], apart: Apart) -> GroupEnd:
+    """Note the group's end and compare its sides where there are two or more. Raises DiskFull or StoreError."""
     ended = [s.state for s in states.values()]
     name = "SUCCEEDED"
     if any(s.failed for s in ended):
@@ -88,17 +93,21 @@ async def finish_group(store: Store, group: GroupRecord, states: Mapping[str, Ru
     notes: list[str] = []
     comparison = None
     try:
-        comparison = await asyncio.to_thread(_compare_group, store, group.id)
+        comparison = await apart(compare_words, store.root, store.readonly, [group.id])
+    except DiskFull:
+        raise
     except CockpitError as error:
         notes.append(f"no comparison: {error}")
     return GroupEnd(name, int(Exit.OK if name == "SUCCEEDED" else Exit.RUN_FAILED), comparison, notes)
 
 
-def _compare_group(store: Store, group: str) -> Mapping[str, Any] | None:
+def compare_words(root: Path, readonly: bool, words: Sequence[str]) -> Mapping[str, Any] | None:
+    """The comparison of the sides that `words` name in the store at `root`; None where there is nothing to say."""
     from cockpit.engine.sides import sides_of
     from cockpit.metrics.compare import compare
+    from cockpit.store.store import Store
 
-    sides = sides_of(store, [group])
+    sides = sides_of(Store(root, readonly=readonly), words)
     if len(sides) < 2 or not any(side.counted for side in sides):
         return None  # nothing succeeded: there is nothing to say of fairness either
     return compare(sides)

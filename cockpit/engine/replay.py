@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import CockpitError, Exit
 from cockpit.core.events import Event
 from cockpit.core.state import RunState, reduce
+from cockpit.engine.apart import Apart
+from cockpit.engine.finish import compare_words
 from cockpit.engine.observer import GroupInfo, Observer, Outcome
 
 if TYPE_CHECKING:
@@ -35,12 +37,19 @@ def demo_store() -> Store:
 class ReplaySession:
     """Plays `runs` of a store at `speed` times real time; 0 pauses, infinity does not wait at all."""
 
-    def __init__(self, store: Store, runs: list[str], *, speed: float) -> None:
+    def __init__(self, store: Store, runs: list[str], *, speed: float, screen: bool = False) -> None:
+        """`screen` keeps statistics out of this process."""
         self._store = store
         self._runs = runs
         self._speed = speed
+        self._screen = screen
         self._leave = asyncio.Event()
         self._paced = asyncio.Event()
+
+    @property
+    def speed(self) -> float:
+        """Times real time; 0 while it is paused."""
+        return self._speed
 
     async def stop(self, run: str | None = None) -> None:
         """A replay has nothing to stop but itself."""
@@ -94,22 +103,18 @@ class ReplaySession:
         return not self._leave.is_set()
 
     async def _outcome(self, states: list[RunState]) -> Outcome:
-        from cockpit.engine.sides import sides_of
-
-        comparison: dict[str, Any] | None = None
-        whole = not self._leave.is_set()
-        if whole and len(states) > 1:
-            from cockpit.metrics.compare import compare
-
-            try:
-                sides = await asyncio.to_thread(sides_of, self._store, self._runs_or_group())
-                comparison = await asyncio.to_thread(compare, sides) if len(sides) > 1 else None
-            except CockpitError:
-                comparison = None  # an old recording that cannot be compared is still a recording
-        failed = whole and any(s.state.failed for s in states)
-        return Outcome(
-            states[0].group, "FAILED" if failed else "SUCCEEDED" if whole else "DETACHED", int(Exit.OK), comparison
-        )
+        if self._leave.is_set():
+            return Outcome(states[0].group, "DETACHED", int(Exit.OK))
+        comparison: Mapping[str, Any] | None = None
+        apart = Apart(process=self._screen)
+        try:
+            comparison = await apart(compare_words, self._store.root, self._store.readonly, self._runs_or_group())
+        except CockpitError:
+            comparison = None  # an old recording that cannot be compared is still a recording
+        finally:
+            apart.close()
+        failed = any(s.state.failed for s in states)
+        return Outcome(states[0].group, "FAILED" if failed else "SUCCEEDED", int(Exit.OK), comparison)
 
     def _runs_or_group(self) -> list[str]:
         group = self._store.run_dir(self._runs[0]).meta()["group"]

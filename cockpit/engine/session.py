@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import CockpitError, Exit, ServerError
 from cockpit.core.events import State, StateChange
 from cockpit.core.state import RunState
+from cockpit.engine.apart import Apart
 from cockpit.engine.finish import GroupEnd, finish_group, finish_run
 from cockpit.engine.follower import RunFollower
 from cockpit.engine.observer import GroupInfo, Observer, Outcome
@@ -54,12 +55,20 @@ class LiveSession:
     """Follows a group of the store; `connect` opens the way to a server's address."""
 
     def __init__(
-        self, store: Store, group: GroupRecord, connect: Callable[[str], Host], *, once: bool = False
+        self,
+        store: Store,
+        group: GroupRecord,
+        connect: Callable[[str], Host],
+        *,
+        once: bool = False,
+        screen: bool = False,
     ) -> None:
+        """`once` reads what is there now and does not wait; `screen` keeps statistics out of this process."""
         self._store = store
         self._group = group
         self._connect = connect
         self._once = once
+        self._apart = Apart(process=screen)
         self._detach = asyncio.Event()
         self._followers: dict[str, RunFollower] = {}
         self._queues: list[_Queue] = []
@@ -111,7 +120,10 @@ class LiveSession:
         finally:
             for follower in self._followers.values():
                 follower.close()
-        return await self._end(observer)
+        try:
+            return await self._end(observer)
+        finally:
+            self._apart.close()
 
     async def _until_detached(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -256,7 +268,7 @@ class LiveSession:
         assert self._observer is not None
         while True:
             try:
-                left = await finish_run(follower, queue.host, out)
+                left = await finish_run(follower, queue.host, out, self._apart)
             except DiskFull as full:
                 await self._wait_for_room(full)
             else:
@@ -330,10 +342,21 @@ class LiveSession:
             )
 
     async def _lost(self, queue: _Queue, reason: str) -> None:
+        await self._clear(queue)
         for run in queue.runs:
             follower = self._followers[run]
             await follower.own(StateChange(state=State.LOST, reason=reason))
             await self._patient_finish(follower, queue, None)
+
+    @staticmethod
+    async def _clear(queue: _Queue) -> None:
+        """Remove what a launch that was killed had put on the server; a leftover is no reason to fail."""
+        from cockpit.hosts import layout
+
+        with contextlib.suppress(ServerError):
+            async with asyncio.timeout(_STEP_TIMEOUT_S):
+                await queue.host.workdir(layout.workdir_of(queue.path))
+                await queue.host.remove_tree(queue.path)
 
     # -- a full disk under the runs folder
 
@@ -370,13 +393,20 @@ class LiveSession:
         if not all(s.state.ended for s in states.values()):
             outcome = Outcome(self._group.id, "DETACHED", int(Exit.OK))
         else:
-            end: GroupEnd = await finish_group(self._store, self._group, states)
+            end = await self._patient_end(states)
             code = int(Exit.INTERRUPTED) if self._stopped_by_user and end.state != "SUCCEEDED" else end.exit_code
             outcome = Outcome(self._group.id, end.state, code, end.comparison)
             for text in end.notes:
                 observer.note("warning", text)
         observer.end(outcome)
         return outcome
+
+    async def _patient_end(self, states: Mapping[str, RunState]) -> GroupEnd:
+        while True:
+            try:
+                return await finish_group(self._store, self._group, states, self._apart)
+            except DiskFull as full:
+                await self._wait_for_room(full)
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

@@ -53,13 +53,15 @@ def padded_vocab(vocab: int, multiple: int, tensor: int = 1) -> int:
 
 def token_cost(config: Mapping[str, Any], model: Mapping[str, Any]) -> float | None:
     """FLOP a token by convention B: as the runner's `model` diagnostic says, else from the configuration."""
-    told = (model.get("flops_per_token") or {}).get(CONVENTION)
-    if told:
+    listed = model.get("flops_per_token")
+    told = listed.get(CONVENTION) if isinstance(listed, Mapping) else None  # a program of somebody's may say anything
+    if isinstance(told, (int, float)) and told > 0:
         return float(told)
     shape, training = config.get("model") or {}, config.get("training") or {}
     if (config.get("runner") or {}).get("name") != "megatron" or not training.get("sequence_length"):
         return None
     vocab = model.get("padded_vocab")
+    vocab = vocab if isinstance(vocab, int) else None
     if vocab is None and shape.get("vocab"):
         tensor = (training.get("parallel") or {}).get("tensor", 1)
         vocab = padded_vocab(shape["vocab"], shape.get("vocab_multiple", 1), tensor)

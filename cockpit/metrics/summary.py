@@ -267,7 +267,7 @@ def _utilisation(run: _Run, tflops: float, n: int | None) -> None:
         odd = "; above 1: check the FLOP count and the peak" if mfu > 1 else ""
         run.put("mfu", mfu, n=n, note=f"of {peak:g} TFLOP/s dense {precision} ({spec.name}){odd}")
     measured = (run.said.get("calibrate") or {}).get("matmul_tflops")
-    if not measured:
+    if not isinstance(measured, (int, float)) or measured <= 0:
         run.put("mfu_measured", None, note="no calibration with this run")
     else:
         run.put("mfu_measured", tflops / measured, n=n, note=f"of {measured:g} TFLOP/s measured")

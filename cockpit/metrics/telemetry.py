@@ -68,7 +68,8 @@ class Telemetry:
         return len(self.devices) if self.devices else (len(self._listed()) if self.hello is not None else None)
 
     def _listed(self) -> list[Mapping[str, Any]]:
-        return [d for d in (self.hello or {}).get("devices") or [] if isinstance(d, Mapping)]
+        listed = (self.hello or {}).get("devices")
+        return [d for d in listed if isinstance(d, Mapping)] if isinstance(listed, list) else []
 
     def packages(self) -> dict[int, str]:
         """GPU index -> package, where dies share one: only one die of a package reports its power."""
@@ -109,12 +110,16 @@ def read_ticks(lines: Iterable[Mapping[str, Any]], gpus: Iterable[int] | None = 
         if line.get("type") != "tick" or not isinstance(wall, (int, float)) or (times and wall / 1e9 <= times[-1]):
             continue
         times.append(wall / 1e9)
-        node = line.get("host") or {}
+        node = line.get("host")
+        node = node if isinstance(node, Mapping) else {}  # one odd line must not cost a run its summary
         source = node.get("energy_src") or source
         for name in _HOST:
             host[name].append(_value(node, name))
-        for device in line.get("devices") or ():
-            index = int(device["index"])
+        listed = line.get("devices")
+        for device in listed if isinstance(listed, list) else ():
+            index = device.get("index") if isinstance(device, Mapping) else None
+            if not isinstance(index, int):
+                continue
             if keep is None or index in keep:
                 _device(devices.setdefault(index, {name: [] for name in _DEVICE}), device, len(times))
     for columns in devices.values():

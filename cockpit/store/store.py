@@ -93,8 +93,7 @@ class Store:
         self._writable()
         record = group_record(plan, time.time(), queues, **more)
         path = self._group_path(record.id)
-        with explained("make the folder", self.root):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        self._make_root()
         if path.exists():
             raise StoreError(f"{path} is there already: a group's id is used once.")
         with self._made(plan, provenance, totals or {}, record.tags):
@@ -207,10 +206,14 @@ class Store:
         Raises LaunchRefused naming the pid that holds it.
         """
         self._writable()
-        path = self._group_path(ident).with_suffix(".lock")
-        with explained("make the folder", path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return GroupLock(path, ident)
+        self._make_root()
+        return GroupLock(self._group_path(ident).with_suffix(".lock"), ident)
+
+    def _make_root(self) -> None:
+        folder = self.root / layout.GROUPS
+        with explained("make the folder", folder):
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # what runs print is their user's alone
+            folder.mkdir(exist_ok=True)
 
     def _write_group(self, record: GroupRecord) -> None:
         write_json(self._group_path(record.id), layout.GROUP_SCHEMA, record.to_json())

@@ -17,6 +17,8 @@ from cockpit.telemetry.pack import Package, build_agent
 
 _START_S = 60.0  # a cold disk and a slow interpreter; the agent itself needs a tenth of a second
 _ASK_S = 30.0
+# A cockpit may itself be started by a run; its agent is not of that run, whose end would else sweep it away.
+_NOT_OF_A_RUN = ("env", "-u", "EKVI_OUT", "-u", "EKVI_CACHE", "-u", "EKVI_RUN", "-u", "EKVI_STAGE")
 _NOBODY: dict[str, Any] = {"alive": False, "pid": None, "runs": {}}
 
 
@@ -72,7 +74,7 @@ async def start(host: Host, q: str, python: str) -> dict[str, Any]:
         await _put_package(host, package, launch.pyz(q))
     if launch.python != python:
         await _put_launch(host, q, _Launch(launch.agent, python))
-    done = await host.run([python, launch.pyz(q), "start", q], timeout=_START_S)
+    done = await host.run([*_NOT_OF_A_RUN, python, launch.pyz(q), "start", q], timeout=_START_S)
     said = _object(done)
     if said is None:
         raise LaunchRefused(

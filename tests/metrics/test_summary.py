@@ -254,3 +254,23 @@ def test_whatever_the_log_holds_the_summary_is_json_without_nan(took: list[float
     json.dumps(summary, allow_nan=False)
     it = summary["iterations"]
     assert it["warmup_dropped"] + it["steady"] <= it["total"] == len(took)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"diagnostics": [told("model", flops_per_token=1, padded_vocab="many")]},
+        {"diagnostics": [told("calibrate", matmul_tflops="fast")]},
+        {
+            "ticks": [
+                {**tick(1.0), "host": 5},
+                {**tick(2.0), "devices": 3},
+                {**tick(3.0), "devices": [5, {"index": "x"}]},
+            ]
+        },
+        {"ticks": [hello(), {**hello(), "devices": 3}]},
+    ],
+)
+def test_an_odd_line_costs_no_run_its_summary(odd: dict[str, Any]) -> None:
+    found = summarise(meta(), columns(np.full(20, 0.5)), **odd)
+    assert found["metrics"]["tokens_per_s"]["value"] == pytest.approx(2048)

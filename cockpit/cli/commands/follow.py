@@ -41,7 +41,7 @@ def attach(args: argparse.Namespace) -> int:
     group, _ = _group_of(store, args.id)
     with store.lock_group(group):
         record = store.group(group)
-        session = LiveSession(store, record, connect)
+        session = LiveSession(store, record, connect, screen=args.watch)
         if args.watch:
             return watch(lambda: session, group=(store, record.id))
         outcome = asyncio.run(follow(session, observer(args), stops=False))
@@ -103,7 +103,7 @@ def replay(args: argparse.Namespace) -> int:
     on_screen = (
         args.watch if args.watch is not None else args.output == "text" and sys.stdout.isatty() and sys.stdin.isatty()
     )
-    store, session, runs = session_of(args)
+    store, session, runs = session_of(args, screen=on_screen)
     if on_screen:
         if args.output == "json":
             raise UsageError("--watch and --output json exclude each other.")
@@ -114,7 +114,7 @@ def replay(args: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
-def session_of(args: argparse.Namespace) -> tuple[Store, ReplaySession, list[str]]:
+def session_of(args: argparse.Namespace, *, screen: bool = False) -> tuple[Store, ReplaySession, list[str]]:
     """The store, session and runs of a replay; `demo` is the recording that ships with the product."""
     from cockpit.engine.replay import ReplaySession, demo_store
 
@@ -125,4 +125,4 @@ def session_of(args: argparse.Namespace) -> tuple[Store, ReplaySession, list[str
         store, default = _store(args), 1.0
         kind, ident = store.resolve(args.id)
         runs = list(store.group(ident).runs) if kind == "group" else [ident]
-    return store, ReplaySession(store, runs, speed=args.speed or default), runs
+    return store, ReplaySession(store, runs, speed=args.speed or default, screen=screen), runs

@@ -122,7 +122,7 @@ def _follow(store: Store, args: argparse.Namespace, launch: Callable[[], GroupRe
         if args.detach and not early():
             _say_detached(record, args.output)
             return int(Exit.OK)
-        session = LiveSession(store, record, connect)
+        session = LiveSession(store, record, connect, screen=args.watch and not early())
         if not args.watch or early():
             outcome = asyncio.run(follow(session, observer(args), early=early))
             if args.output == "text":

@@ -35,11 +35,11 @@ def _session(store: Store, group: GroupRecord) -> Callable[[], Session]:
         if group.state is not None:
             from cockpit.engine.replay import ReplaySession
 
-            return ReplaySession(store, list(group.runs), speed=float("inf"))
+            return ReplaySession(store, list(group.runs), speed=float("inf"), screen=True)
         from cockpit.engine.session import LiveSession
         from cockpit.hosts import connect
 
-        return LiveSession(store, group, connect)
+        return LiveSession(store, group, connect, screen=True)
 
     return make
 
@@ -47,4 +47,4 @@ def _session(store: Store, group: GroupRecord) -> Callable[[], Session]:
 def _demo() -> Session:
     from cockpit.cli.commands.follow import session_of
 
-    return session_of(argparse.Namespace(id="demo", speed=None, runs_dir=None))[1]
+    return session_of(argparse.Namespace(id="demo", speed=None, runs_dir=None), screen=True)[1]
