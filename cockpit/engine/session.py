@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,12 @@ from cockpit.core.errors import CockpitError, Exit, ServerError
 from cockpit.core.events import State, StateChange
 from cockpit.core.state import RunState
 from cockpit.engine.apart import Apart
-from cockpit.engine.finish import GroupEnd, finish_group, finish_run
+from cockpit.engine.finish import finish_group, finish_run
 from cockpit.engine.follower import RunFollower
 from cockpit.engine.observer import GroupInfo, Observer, Outcome
+from cockpit.engine.patience import Patience
 from cockpit.hosts.base import FileTruncated
 from cockpit.parse.states import parse_states
-from cockpit.store.errors import DiskFull
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _MOST_RESTARTS = 5  # of an agent that says nothing new in between
 _SILENCE_S = 4.0  # the agent writes telemetry twice a second while a run lives
-_DISK_RETRY_S = 1.0
 _TIDY_RETRY_S = 0.2
 _STEP_TIMEOUT_S = 60.0
 _BLOCK = 256 * 1024
@@ -74,7 +73,7 @@ class LiveSession:
         self._queues: list[_Queue] = []
         self._observer: Observer | None = None
         self._stopped_by_user = False
-        self._disk_full = False
+        self._patience = Patience()
         self._wishes: list[str | None] = []
 
     # -- what a face may ask
@@ -102,14 +101,14 @@ class LiveSession:
 
     async def run(self, observer: Observer) -> Outcome:
         """Follow to the end; see Session."""
-        self._observer = observer
+        self._observer = self._patience.observer = observer
         states = {r: self._state(r) for r in self._group.runs}
         observer.begin(
             GroupInfo(self._group.id, self._group.profile, self._group.theme, tuple(states.values()), live=True)
         )
         try:
             for run, state in states.items():
-                self._followers[run] = RunFollower(self._store.run_dir(run), state, observer, self._patiently)
+                self._followers[run] = RunFollower(self._store.run_dir(run), state, observer, self._patience.write)
                 await self._followers[run].recover()
             await self._open_queues()
             async with asyncio.TaskGroup() as tasks:
@@ -266,14 +265,7 @@ class LiveSession:
 
     async def _patient_finish(self, follower: RunFollower, queue: _Queue, out: str | None) -> None:
         assert self._observer is not None
-        while True:
-            try:
-                left = await finish_run(follower, queue.host, out, self._apart)
-            except DiskFull as full:
-                await self._wait_for_room(full)
-            else:
-                self._room_again()
-                break
+        left = await self._patience.until_done(lambda: finish_run(follower, queue.host, out, self._apart))
         follower.dir.close()  # a group may have many runs, and a process may not have many files open
         for sentence in left:
             queue.keep = True
@@ -358,34 +350,6 @@ class LiveSession:
                 await queue.host.workdir(layout.workdir_of(queue.path))
                 await queue.host.remove_tree(queue.path)
 
-    # -- a full disk under the runs folder
-
-    async def _patiently(self, write: Callable[[], Any]) -> Any:
-        """Call `write` until the disk takes it; the training goes on meanwhile, its bytes wait on the server."""
-        while True:
-            try:
-                result = write()
-            except DiskFull as full:
-                await self._wait_for_room(full)
-            else:
-                self._room_again()
-                return result
-
-    async def _wait_for_room(self, full: DiskFull) -> None:
-        if not self._disk_full and self._observer is not None:
-            self._disk_full = True
-            self._observer.note(
-                "error",
-                f"{full.message} The training goes on and its output waits on the server; free some space and this "
-                "goes on by itself.",
-            )
-        await asyncio.sleep(_DISK_RETRY_S)
-
-    def _room_again(self) -> None:
-        if self._disk_full and self._observer is not None:
-            self._disk_full = False
-            self._observer.note("info", "There is room again under the runs folder: going on.")
-
     # -- the end
 
     async def _end(self, observer: Observer) -> Outcome:
@@ -393,20 +357,13 @@ class LiveSession:
         if not all(s.state.ended for s in states.values()):
             outcome = Outcome(self._group.id, "DETACHED", int(Exit.OK))
         else:
-            end = await self._patient_end(states)
+            end = await self._patience.until_done(lambda: finish_group(self._store, self._group, states, self._apart))
             code = int(Exit.INTERRUPTED) if self._stopped_by_user and end.state != "SUCCEEDED" else end.exit_code
             outcome = Outcome(self._group.id, end.state, code, end.comparison)
             for text in end.notes:
                 observer.note("warning", text)
         observer.end(outcome)
         return outcome
-
-    async def _patient_end(self, states: Mapping[str, RunState]) -> GroupEnd:
-        while True:
-            try:
-                return await finish_group(self._store, self._group, states, self._apart)
-            except DiskFull as full:
-                await self._wait_for_room(full)
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

@@ -101,14 +101,6 @@ async def alive(host: Host, q: str) -> bool:
     return bool((await status(host, q)).get("alive"))
 
 
-async def ensure_alive(host: Host, q: str, python: str) -> dict[str, Any] | None:
-    """Start the agent anew where it was killed; it finds its running process again.
-
-    Returns what the new agent says of itself, None where one was alive.
-    """
-    return None if await alive(host, q) else await start(host, q, python)
-
-
 async def stop(host: Host, q: str, run: str | None = None) -> None:
     """Wish that one run stops, or all; the agent sees the wish and does it. None needs to be alive right now."""
     if not await host.read(layout.queue_file(q), 0, 1):

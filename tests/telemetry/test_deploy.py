@@ -114,14 +114,6 @@ async def test_start_status_and_clean_ask_the_agent(q: str) -> None:
     assert not await deploy.alive(host, q)
 
 
-async def test_ensure_alive_starts_only_what_is_not(q: str) -> None:
-    host = LocalHost()
-    assert await deploy.ensure_alive(host, q, sys.executable) == {"started": True, "pid": 1}
-    assert await deploy.ensure_alive(host, q, sys.executable) is None
-    Path(q, "started").unlink()  # as a kill -9 frees the lock
-    assert await deploy.ensure_alive(host, q, sys.executable) == {"started": True, "pid": 1}
-
-
 async def test_stop_leaves_its_wish_in_a_file(q: str) -> None:
     host = LocalHost()
     await deploy.stop(host, q, "g.left.r1")

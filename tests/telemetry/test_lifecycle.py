@@ -94,9 +94,9 @@ async def test_a_queue_outlives_a_killed_agent(work: str) -> None:
     async with asyncio.timeout(LIMIT_S):
         while await deploy.alive(host, q):
             pass
-    assert await deploy.ensure_alive(host, q, sys.executable) is not None
+    assert (await deploy.start(host, q, sys.executable))["started"]
     assert (await deploy.status(host, q))["pid"] != before["pid"]
-    assert await deploy.ensure_alive(host, q, sys.executable) is None
+    assert (await deploy.start(host, q, sys.executable))["already"], "a second one has nothing to do"
     Path(q, "runs", "g.r0", "go").touch()
     states = _states(await _until(f"{q}/runs/g.r0/states.jsonl", _ended))
     assert (states[-1], states.count("SUCCEEDED")) == ("SUCCEEDED", 1)
