@@ -50,8 +50,10 @@ def members(store: Store, group: str) -> dict[str, bytes]:
         folder = root / run
         for name in ("run.json", "summary.json"):
             found[f"{run}/{name}"] = _document(folder / name)
-        for name in ("stdout.log", "events.jsonl", "telemetry.jsonl"):
+        for name in ("stdout.log", "events.jsonl"):
             found[f"{run}/{name}"] = scrubbed((folder / name).read_bytes())
+        ticks = (folder / "telemetry.jsonl").read_bytes()
+        found[f"{run}/telemetry.jsonl"] = scrubbed(re.sub(rb'"hostname":"[^"]*"', b'"hostname":"workstation"', ticks))
     return found
 
 
@@ -59,14 +61,25 @@ def _document(path: Path) -> bytes:
     return scrubbed((json.dumps(anonymous(json.loads(path.read_text())), indent=1) + "\n").encode())
 
 
+def names_a_machine(data: bytes) -> list[bytes]:
+    """What in `data` still tells of the machine: absolute paths and kernels by name."""
+    return sorted(
+        {m[0] for m in re.finditer(rb"/(?:tmp|root|home|work|Users|opt|mnt)/[\w./-]*", data)}
+        | set(_KERNEL.findall(data))
+    )
+
+
 def main() -> None:
-    """Write the archive, reproducibly."""
+    """Write the archive, reproducibly; refuses what names the machine."""
     parser = argparse.ArgumentParser(prog="python -m tests.demo", description=__doc__)
     parser.add_argument("group")
     parser.add_argument("--runs-dir")
     args = parser.parse_args()
     store = Store(runs_root(args.runs_dir))
     _, group = store.resolve(args.group, want="group")
+    for name, data in members(store, group).items():
+        if told := names_a_machine(data):
+            raise SystemExit(f"{name} still names the machine: {told[:3]}")
     TARGET.parent.mkdir(exist_ok=True)
     with zipfile.ZipFile(TARGET, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in sorted(members(store, group).items()):
