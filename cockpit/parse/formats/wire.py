@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 from cockpit.core.events import Artifact, Diagnostic, Event, Iteration, Stage
@@ -16,7 +15,6 @@ NAME = "wire"
 NEEDLES = (MARK.encode(),)
 
 _decode = json.JSONDecoder(parse_constant=lambda _: None).raw_decode  # NaN and infinity are unknown
-_ODD = re.compile(r"\\u[dD][89a-fA-F]|[eE]\+?\d{3}|\d{100}")  # what may decode to half a character, or an infinity
 _OWN = {"type", "t", "step", "total", "loss", "step_s", "tokens", "samples", "lr", "grad_norm", "extra"}
 _MOST_OBJECTS = 64  # of one line: several writers may share it
 _STATUS = {"start", "done", "skipped", "failed"}
@@ -26,14 +24,15 @@ def match(line: str, ctx: Context) -> list[Event]:
     """All objects of a line; a damaged one gives one warning a log."""
     events: list[Event] = []
     at = line.find(MARK)
-    odd = _ODD.search(line) is not None
+    escaped = "\\u" in line  # may decode to half a character
     for _ in range(_MOST_OBJECTS):
         if at < 0:
             break
         start = at + len(MARK)
         try:
             obj, at = _decode(line, start)
-            obj = _plain(obj) if odd else obj
+            if escaped or obj["type"] != "iteration":  # iterations come in thousands and check their own values
+                obj = _plain(obj)
             event = _BY_TYPE[obj["type"]](obj, ctx)
             ctx.wire = True
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -52,7 +51,7 @@ def _plain(value: Any) -> Any:
         return {_plain(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not isfinite(value):
         return None
     return None if isinstance(value, int) and abs(value) >> 1023 else value
 
@@ -74,7 +73,7 @@ def _number(value: Any) -> float | None:
     if value is None:
         return None
     if type(value) is float:
-        return value if math.isfinite(value) else None
+        return value if isfinite(value) else None
     if type(value) is int:
         return float(value) if abs(value) < 1 << 63 else None
     raise TypeError
@@ -104,6 +103,10 @@ def _iteration(obj: dict[str, Any], ctx: Context) -> Event | None:
         raise TypeError
     others = obj.keys() - _OWN
     extra = {**(extra or {}), **{k: obj[k] for k in sorted(others)}} if others else extra or {}
+    for value in extra.values():
+        if type(value) is not float or not isfinite(value):
+            extra = _plain(extra)
+            break
     event = Iteration(
         step=step,
         total=_count(get("total")),
