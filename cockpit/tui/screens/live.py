@@ -104,17 +104,17 @@ class LiveScreen(Screen[None]):
             self._end()
         if feed.take(marks.LOG):
             self._tail.sync()
-        if feed.take(marks.SERVERS):
-            self._fit()
-            self._servers.repaint()
-        elif self._servers.beat():
-            self._servers.repaint()
         now = time.monotonic()
         if now - self._slow_at >= SLOW_S:
             self._slow_at = now
             self._paint_slowly()
 
     def _paint_slowly(self) -> None:
+        if self._feed.take(marks.SERVERS):
+            self._fit()
+            self._servers.repaint()
+        elif self._servers.beat():
+            self._servers.repaint()
         if self._feed.take(marks.CHARTS):
             self._draw_charts()
         if self._feed.take(marks.RUNS):
