@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cockpit.core.errors import UsageError, did_you_mean
+from cockpit.core.events import State
 
 _KEYS = ("id", "group", "profile", "server", "vendor", "state", "reason", "repeat", "tag")
 _WORD = re.compile(r"(?P<key>[A-Za-z_][\w.]*)(?P<op>!?=)(?P<value>.*)", re.DOTALL)
@@ -100,6 +101,8 @@ def _test(word: str) -> Test:
     patterns = [p.casefold() for p in match["value"].split(",")]
     if key not in _KEYS and "." not in key:
         raise UsageError(f"a run has no {key!r} to filter by.", hint=did_you_mean(key, _KEYS))
+    if key == "state":
+        _check_states(match["value"].split(","))
 
     def holds(r: RunRow) -> bool:
         values = [v.casefold() for v in _values(r, key)]
@@ -107,6 +110,14 @@ def _test(word: str) -> Test:
         return found is not negative
 
     return holds
+
+
+def _check_states(patterns: Iterable[str]) -> None:
+    """Raise UsageError on a state that no run can have: an empty list would read as good news."""
+    names = [state.value for state in State]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern.upper()) for name in names):
+            raise UsageError(f"no run can be in state {pattern!r}.", hint=did_you_mean(pattern.upper(), names))
 
 
 def _values(r: RunRow, key: str) -> Sequence[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -55,9 +57,21 @@ class RunDir:
         write_json(self.path / layout.META, layout.RUN_SCHEMA, meta)
 
     def update_meta(self, **changes: Any) -> dict[str, Any]:
-        """Change some keys of run.json, atomically, and return it as it is now."""
-        meta = {**self.meta(), **changes}
-        self.write_meta(meta)
+        """Change some keys of run.json, atomically, and return it as it is now.
+
+        One at a time, also from several processes: a tag that is added while the run is followed must not bring an
+        old state back, nor the other way round.
+        """
+        with explained("lock", self.path):
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            for stray in self.path.glob(f".{layout.META}.*"):  # of a process that was killed while it wrote
+                stray.unlink(missing_ok=True)
+            meta = {**self.meta(), **changes}
+            self.write_meta(meta)
+        finally:
+            os.close(fd)
         return meta
 
     # -- mirrors of the server's files

@@ -78,6 +78,7 @@ defaults: [{model: tiny}, {data: pydoc}, {training: cpu}, {runner: megatron}, {l
         (["replay", "demo", "--speed", "0"], 2, r"above 0"),
         (["rm", "last", "--yes"], 2, r"no group in"),
         (["runs", "--sort", "nonsense"], 2, r"nonsense"),
+        (["runs", "state=FALIED"], 2, r"no run can be in state 'FALIED'\. Did you mean 'FAILED'"),
         (["servers", "add", "a b", "address=local"], 2, r"no server name"),
         (["servers", "add", "a", "adress=local"], 2, r"Did you mean 'address'"),
         (["servers", "add", "a", "address"], 2, r"needs a '='"),

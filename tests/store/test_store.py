@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ import pytest
 from cockpit.core.errors import Exit, LaunchRefused, StoreError, UsageError
 from cockpit.store.errors import DiskFull
 from cockpit.store.resolve import Want
+from cockpit.store.rundir import RunDir
 from cockpit.store.store import Store
 from tests.store.conftest import make_plan
 
@@ -251,6 +253,7 @@ def test_what_a_crash_left_of_a_delete_is_invisible_and_swept(store: Store) -> N
 
 _HOLDER = """
 import sys
+from cockpit.store.rundir import RunDir
 from cockpit.store.store import Store
 lock = Store(sys.argv[1]).lock_group(sys.argv[2])
 print("held", flush=True)
@@ -366,3 +369,31 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         Store.open_readonly(tmp_path / "x.zip")
     with pytest.raises(StoreError, match="there is no runs folder"):
         Store.open_readonly(tmp_path / "none")
+
+
+def test_a_tag_and_a_state_written_at_the_same_time_both_stay(store: Store) -> None:
+    store.create(make_plan(), {})
+    run = store.run_dir(f"{GROUP}.left.r1")
+    rounds = 30
+
+    def states() -> None:
+        for number in range(rounds):
+            RunDir(run.path).update_meta(reason=str(number))
+
+    writer = threading.Thread(target=states)
+    writer.start()
+    for number in range(rounds):
+        store.tag(run.id, add=[f"t{number}"])
+    writer.join(30)
+    meta = run.meta()
+    assert meta["reason"] == str(rounds - 1)
+    assert len(meta["tags"]) == rounds
+
+
+def test_what_a_killed_writer_left_is_swept(store: Store) -> None:
+    store.create(make_plan(), {})
+    run = store.run_dir(f"{GROUP}.left.r1")
+    stray = run.path / ".run.json.0123abcd"
+    stray.write_text("half")
+    run.update_meta(reason="x")
+    assert not stray.exists()
