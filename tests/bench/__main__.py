@@ -54,7 +54,9 @@ def table(rows: list[tuple[str, list[float], str, str, str]]) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands with commas."""
+    """Three significant digits, thousands with commas; what is below a clock's tick is 0."""
+    if abs(value) < 1e-9:
+        return "0"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
