@@ -7,13 +7,14 @@ Exit codes: 0 done, 1 a stage failed, 2 configuration, 130 interrupted.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from runners import provenance, wire  # noqa: F401 provenance notes the environment before libraries add to it
 from runners.errors import ConfigurationError, RunnerError
@@ -190,5 +191,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def leave(code: int) -> NoReturn:
+    """End the process; with torch loaded without the interpreter's own clean-up.
+
+    gloo's threads may still hold tensors after the group was left, and abort a process that cleans up under them
+    (pytorch issue 190489): a run that had succeeded would be FAILED by signal 6.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if "torch" in sys.modules:
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -149,3 +149,16 @@ def test_a_resolved_configuration_needs_neither_hydra_nor_yaml(place: Place) -> 
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "pydantic" in imported
     assert not imported & {"hydra", "omegaconf", "yaml", "torch", "numpy", "megatron", "tokenizers"}
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_with_torch_loaded_a_process_ends_without_the_interpreter_s_clean_up(code: int) -> None:
+    program = (
+        "import atexit, sys, types; sys.modules['torch'] = types.ModuleType('torch')\n"
+        "atexit.register(print, 'cleaned up')\n"
+        "from runners.__main__ import leave\n"
+        "print('last word', end='')\n"
+        f"leave({code})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (code, "last word")
