@@ -38,13 +38,7 @@ class LocalHost:
     async def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout: float = 30.0) -> Completed:  # noqa: A002
         """Run a command to its end, in a session of its own; see `Host.run`."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL if input is None else asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
+            process = await _spawn(argv, piped=input is not None)
         except (FileNotFoundError, NotADirectoryError) as e:
             return Completed(127, b"", f"{argv[0]}: {e.strerror}".encode())
         except PermissionError as e:
@@ -145,6 +139,28 @@ class LocalHost:
             raise ServerTimeout(f"The disk of {self.name} did not answer in time for {what}.") from None
         except OSError as e:
             raise ServerError(f"{e.filename or what} on {self.name} cannot be used: {e.strerror or e}.") from e
+
+
+async def _spawn(argv: Sequence[str], *, piped: bool) -> asyncio.subprocess.Process:
+    """Start a command; cancelled in the middle of it, nothing of what was started stays.
+
+    asyncio itself would then kill the one process and wait for its pipes, which a grandchild may hold for long.
+    """
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):  # it did not start at all
+            await _end_group(await starting)
+        raise
 
 
 async def _end_group(process: asyncio.subprocess.Process) -> None:

@@ -73,6 +73,21 @@ async def test_cancelling_kills_the_whole_process_group(host: LocalHost, tmp_pat
     await _gone(pid)
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_cancelling_in_the_middle_of_a_start_leaves_nothing(
+    host: LocalHost, tmp_path: Path, turns: int
+) -> None:
+    mark = f"{tmp_path}/never"
+    task = asyncio.create_task(host.run(["sh", "-c", f"sleep 600 & wait # {mark}"], timeout=600))
+    for _ in range(turns):  # of the event loop: before, in and after the start
+        await asyncio.sleep(0)
+    task.cancel()
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert not [p for p in psutil.process_iter(["cmdline"]) if mark in " ".join(p.info["cmdline"] or [])]
+
+
 async def test_what_detached_itself_outlives_the_command(host: LocalHost, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     script = (
