@@ -6,9 +6,7 @@ CockpitError                 exit 1
 ├── StoreError               exit 2   a runs folder that cannot be read or written, a newer schema
 ├── ServerError              exit 3   a server unreachable, a launch refused
 │   └── LaunchRefused        exit 3
-├── RunFailed                exit 1   a run ended other than SUCCEEDED
-├── ComparisonRefused        exit 4   --strict
-└── SlowerThanBaseline       exit 5
+└── ComparisonRefused        exit 4   --strict
 """
 
 from __future__ import annotations
@@ -91,22 +89,10 @@ class LaunchRefused(ServerError):
     """A launch that is refused before anything was started."""
 
 
-class RunFailed(CockpitError):
-    """A run that ended other than SUCCEEDED."""
-
-    exit_code = Exit.RUN_FAILED
-
-
 class ComparisonRefused(CockpitError):
     """An unfair comparison under --strict."""
 
     exit_code = Exit.REFUSED
-
-
-class SlowerThanBaseline(CockpitError):
-    """A regression against --baseline."""
-
-    exit_code = Exit.SLOWER
 
 
 def nearest(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
