@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from cockpit.core.records import ServerSpec
-from runners.schema import Positive, Real, RunConfig, Strict, refuse
+from cockpit.core.records import Access, ServerSpec
+from runners.schema import Flag, Positive, Real, RunConfig, Strict, Whole, refuse
 
 SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -88,6 +88,26 @@ Pause = Annotated[Real, Field(ge=0)]
 Index = Annotated[int, Field(strict=True, ge=0)]
 
 
+class Ssh(Strict):
+    """How a server is reached by SSH; None takes what ssh's own configuration says.
+
+    `transport` openssh uses the system's ssh, for logins that ask (MFA, Kerberos). `config` stands in place of
+    ~/.ssh/config. Times in seconds.
+    """
+
+    transport: Literal["asyncssh", "openssh"] = "asyncssh"
+    port: Annotated[Whole, Field(ge=1, le=65535)] | None = None
+    identity: str | None = None
+    config: str | None = None
+    connect_timeout_s: Seconds = 15.0
+    keepalive_s: Seconds = 5.0
+    keepalive_count: Positive = 3
+
+    def access(self, address: str, python: str | None) -> Access:
+        """The way to `address`."""
+        return Access(address=address, python=python or "python3", **self.model_dump())
+
+
 class Server(Strict):
     """A machine, or several `nodes` that train together, as a profile or a file in profiles/server/ says it.
 
@@ -104,7 +124,10 @@ class Server(Strict):
     slot: Annotated[str, AfterValidator(_slot)] = "default"
     slots: Positive = 1
     gpus: Annotated[tuple[Index, ...] | None, BeforeValidator(gpu_list)] = None
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[Annotated[str, AfterValidator(_address)], ...] = ()
+    master_addr: Annotated[str, AfterValidator(_address)] | None = None
+    master_port: Annotated[Whole, Field(ge=1024, le=65534)] = 29400
+    ssh: Ssh = Ssh()
     env: dict[EnvName, EnvValue] = Field(default_factory=dict)
     mounts: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)
@@ -115,6 +138,18 @@ class Server(Strict):
     cooldown_s: Pause | None = None
     python: str | None = None
     workdir: Annotated[str, AfterValidator(_workdir)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_node(cls, values: Any) -> Any:
+        """With `nodes` the address is the first of them."""
+        nodes = values.get("nodes") if isinstance(values, dict) else None
+        if not nodes or not isinstance(nodes, list | tuple):
+            return values
+        said = values.get("address", "local")
+        if said not in ("local", nodes[0]):
+            raise refuse(f"address {said!r} is not the first of nodes; leave the address out.", "address")
+        return {**values, "address": nodes[0]}
 
     @field_validator("env")
     @classmethod
@@ -146,13 +181,75 @@ class Server(Strict):
             stall_after_s=self.stall_after_s if self.stall_after_s is not None else profile.stall_after_s,
             stop_grace_s=self.stop_grace_s,
             cooldown_s=next((c for c in (self.cooldown_s, profile.cooldown_s) if c is not None), 0.0),
+            access=self.ssh.access(self.address, self.python),
+            node_accesses=tuple(self.ssh.access(node, self.python) for node in self.nodes),
+            master_addr=self.master_addr,
+            master_port=self.master_port,
         )
 
 
-class Launcher(Strict):
-    """How a stage starts."""
+class ProcessLauncher(Strict):
+    """Plain processes on the server."""
 
     kind: Literal["process"] = "process"
+
+
+def _ulimits() -> dict[str, str | int | None]:
+    """Pinned memory for collectives, and the stack that PyTorch images ask for."""
+    return {"memlock": -1, "stack": 67108864}
+
+
+class ContainerLauncher(Strict):
+    """A container of docker or podman on the server, one a stage.
+
+    `image` None is the one that `build` makes from docker/<cuda|rocm|cpu>, `base_image` and `build_args` are for
+    that. `pull`: missing, always or never; `send_from` brings the image from `local` or another server of the
+    profile by save and load instead. `registry_login` mine sends this user's login for the image's registry along
+    for the pull, and takes it away again. `nvidia`: gpus (--gpus), cdi, none, auto. `hf_cache` is the server's
+    Hugging Face cache, mounted at /data; null for none. `shm` and `memory` are sizes as the engine writes them;
+    `shm` counts where `ipc` is not host. `user` None is the image's, self the server's user. `ulimits` null values
+    leave one out. `infiniband` None gives /dev/infiniband where it is there. `shell` is the one in the image.
+    """
+
+    kind: Literal["container"] = "container"
+    engine: Literal["auto", "docker", "podman"] = "auto"
+    image: Annotated[str, Field(min_length=1)] | None = None
+    base_image: Annotated[str, Field(min_length=1)] | None = None
+    build_args: dict[EnvName, EnvValue] = Field(default_factory=dict)
+    pull: Literal["missing", "always", "never"] = "missing"
+    send_from: str | None = None
+    registry_login: Literal["server", "mine"] = "server"
+    nvidia: Literal["auto", "gpus", "cdi", "none"] = "auto"
+    network: Annotated[str, Field(min_length=1)] = "host"
+    ipc: Annotated[str, Field(min_length=1)] | None = "host"
+    shm: str | None = "16g"
+    ulimits: dict[str, str | int | None] = Field(default_factory=_ulimits)
+    user: str | None = None
+    memory: str | None = None
+    hf_cache: str | None = "~/.cache/huggingface"
+    workdir: str | None = None
+    entrypoint: tuple[str, ...] | None = None  # None keeps the image's
+    shell: Annotated[str, Field(min_length=1)] = "/bin/sh"
+    init: Flag = True
+    privileged: Flag = False
+    read_only: Flag = False
+    infiniband: Flag | None = None
+    cap_add: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    group_add: tuple[str, ...] = ()
+    security_opt: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()  # further flags, before the image's name
+
+
+Launcher = Annotated[ProcessLauncher | ContainerLauncher, Field(discriminator="kind")]
+
+
+class LimitsSection(Strict):
+    """What a server may send at most, in bytes and files."""
+
+    log_by: Positive = 4 << 30
+    fetch_by: Positive = 64 << 30
+    fetch_files: Positive = 100_000
 
 
 class Theme(Strict):
@@ -175,19 +272,23 @@ class Profile(RunConfig):
     """What to run on which servers.
 
     `repeats` None is 5 for a duel, else 1. `timeout_s`, `stall_after_s` and `cooldown_s` hold for the servers that
-    do not say their own; None is no limit, and no cool-down.
+    do not say their own; None is no limit, and no cool-down. `require_all` refuses the group where one server cannot
+    start. `fetch` are patterns of the files that come home.
     """
 
     description: str = ""
     servers: dict[ServerName, Server] = Field(default_factory=dict)
     repeats: Positive | None = None
     stage: Stage = "all"
-    launcher: Launcher = Launcher()
+    launcher: Launcher = ProcessLauncher()
     theme: Theme = Theme()
     pricing: Pricing = Pricing()
     timeout_s: Seconds | None = None
     stall_after_s: Seconds | None = None
     cooldown_s: Pause | None = None
+    require_all: Flag = False
+    fetch: tuple[str, ...] = ("**",)
+    limits: LimitsSection = LimitsSection()
 
     def run_config(self) -> RunConfig:
         """The part that a runner gets."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import CockpitError, Exit, ServerError
 from cockpit.core.events import State, StateChange
+from cockpit.core.records import Access
 from cockpit.core.state import RunState
 from cockpit.engine.apart import Apart
 from cockpit.engine.finish import finish_group, finish_run
@@ -22,6 +23,7 @@ from cockpit.engine.observer import GroupInfo, Observer, Outcome
 from cockpit.engine.patience import Patience
 from cockpit.hosts.base import FileTruncated
 from cockpit.parse.states import parse_states
+from cockpit.store.records import access_of
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host
@@ -57,7 +59,7 @@ class LiveSession:
         self,
         store: Store,
         group: GroupRecord,
-        connect: Callable[[str], Host],
+        connect: Callable[[Access], Host],
         *,
         once: bool = False,
         screen: bool = False,
@@ -157,7 +159,7 @@ class LiveSession:
             open_ = [f.state.run for f in mine if not f.state.state.ended]
             unfinished = [f.state.run for f in mine if f.state.state.ended and not f.dir.has_summary]
             if open_ or unfinished or (mine and self._group.state is None):
-                host = self._connect(record["address"])
+                host = self._connect(access_of(record))
                 queue = _Queue(record["key"], host, record["path"], record["python"], open_, unfinished=unfinished)
                 self._queues.append(queue)
         for wish in self._wishes:

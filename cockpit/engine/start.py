@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from cockpit.core.errors import CockpitError, LaunchRefused, ServerError, UsageError
 from cockpit.core.events import State, StateChange
 from cockpit.core.ids import group_id
-from cockpit.core.records import GroupPlan, QueuePlan, RunPlan
+from cockpit.core.records import Access, GroupPlan, QueuePlan, RunPlan
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host
     from cockpit.store.store import GroupRecord, Store
     from cockpit.telemetry.pack import Package
 
-Connect = Callable[[str], "Host"]
+Connect = Callable[[Access], "Host"]
 _TIMEOUT_S = 120.0
 _NEEDS = {
     "megatron": ("torch", "megatron.core", "tokenizers", "pydantic"),
@@ -73,7 +73,7 @@ async def _vendors(resolved: Any, connect: Connect) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, server in resolved.base.servers.items():
         if server.vendor == "auto":
-            host = connect(server.address)
+            host = connect(server.ssh.access(server.address, server.python))
             found[name] = await asyncio.wait_for(detect_vendor(host), _TIMEOUT_S)
             await asyncio.wait_for(host.close(), _TIMEOUT_S)
     return found
@@ -85,7 +85,7 @@ async def check(group: GroupPlan, connect: Connect) -> None:
     from cockpit.launch.process import interpreter
 
     for queue in group.queues:
-        host = connect(queue.address)
+        host = connect(queue.access)
         try:
             for name in dict.fromkeys(r.server for r in queue.runs):
                 server = group.servers[name]
@@ -129,7 +129,7 @@ async def launch(
     Raises ServerError, LaunchRefused or StoreError; runs that got no agent are then CANCELLED, with the reason.
     """
     packages = await asyncio.to_thread(_packages)
-    hosts = {q.key: connect(q.address) for q in group.queues}
+    hosts = {q.key: connect(q.access) for q in group.queues}
     try:
         handles = {q.key: await _handle(group, q, hosts[q.key]) for q in group.queues}
         facts = {k: await _facts(hosts[k], h["python"], packages.code.sha256) for k, h in handles.items()}

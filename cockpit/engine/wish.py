@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cockpit.core.errors import ServerError
+from cockpit.core.records import Access
+from cockpit.store.records import access_of
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 60.0
 
 
-async def put_stop(store: Store, group: GroupRecord, run: str | None, connect: Callable[[str], Host]) -> bool:
+async def put_stop(store: Store, group: GroupRecord, run: str | None, connect: Callable[[Access], Host]) -> bool:
     """Ask the agents to stop `run`, or all of the group; False where nothing of it runs any more.
 
     Raises ServerError where a server does not take the wish.
@@ -26,7 +28,7 @@ async def put_stop(store: Store, group: GroupRecord, run: str | None, connect: C
     for queue in group.queues:
         if run is not None and run not in queue["runs"]:
             continue
-        host = connect(queue["address"])
+        host = connect(access_of(queue))
         try:
             if await asyncio.wait_for(host.read(f"{queue['path']}/queue.json", 0, 1), _TIMEOUT_S):
                 await asyncio.wait_for(deploy.stop(host, queue["path"], run), _TIMEOUT_S)

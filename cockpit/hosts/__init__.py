@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cockpit.core.errors import LaunchRefused
+from cockpit.core.records import Access
 from cockpit.hosts.base import Completed, Entry, FileTruncated, Host, ServerDiskFull, ServerTimeout
 from cockpit.hosts.local import LocalHost
 
@@ -18,15 +19,15 @@ __all__ = [
 ]
 
 
-def connect(address: str) -> Host:
-    """The machine at a server's `address`; nothing travels before its first method is called.
+def connect(access: Access) -> Host:
+    """The machine that `access` leads to; nothing travels before its first method is called.
 
     Raises LaunchRefused where this version has no way to reach it.
     """
-    if address == "local":
+    if access.address == "local":
         return LocalHost()
     raise LaunchRefused(
-        f"Server address {address!r} cannot be used: this version reaches the machine it runs on, "
+        f"Server address {access.address!r} cannot be used: this version reaches the machine it runs on, "
         "not yet servers over SSH.",
         hint="Set the server's address to 'local'.",
     )

@@ -1,6 +1,8 @@
 """What the cockpit may ask of a machine: `Host`, its answers, and the errors that every kind of host raises.
 
 ServerError                  a server unreachable or not answering (core)
+├── ServerLost               the connection broke, or cannot be made right now: trying again may help
+├── LoginRefused             a host key or a login that is not accepted: trying again does not help
 ├── ServerTimeout            something took longer than it may
 ├── ServerDiskFull           no room in a folder of the server; what was whole there is still whole
 └── FileTruncated            a followed file became shorter than what was already read of it
@@ -8,16 +10,24 @@ ServerError                  a server unreachable or not answering (core)
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from cockpit.core.errors import ServerError
-from cockpit.core.records import Chunk
+from cockpit.core.records import Access, Chunk
 
 BLOCK_BY = 256 * 1024  # most bytes in one Chunk: below it a pass costs more than its bytes, above it a screen waits
 POLL_S = 0.05
+
+
+class ServerLost(ServerError):
+    """The connection to a server broke, or cannot be made right now. What was started detached there goes on."""
+
+
+class LoginRefused(ServerError):
+    """A server that does not let us in, or whose host key is not the known one. Never tried again by itself."""
 
 
 class ServerTimeout(ServerError):
@@ -70,10 +80,42 @@ class Entry:
     size: int
 
 
+Progress = Callable[[int, int], None]  # bytes that are there, bytes in all
+
+
 class Host(Protocol):
-    """A machine. Paths are absolute strings on that machine; every method has a timeout and raises ServerError."""
+    """A machine. Paths are absolute strings on that machine; every method has a timeout and raises ServerError.
+
+    A method connects where no connection stands, once: trying again, and when, is its caller's (hosts.backoff).
+    """
 
     name: str
+    access: Access
+
+    async def network_name(self) -> str:
+        """The name or address that other machines reach this one by, as far as SSH's configuration knows it."""
+
+    async def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        output: Callable[[bytes], None],
+        input: bytes | Path | None = None,  # noqa: A002
+        timeout: float = 3600.0,
+    ) -> Completed:
+        """Run a long command; what it prints, stdout and stderr in one, goes to `output` in blocks as it comes.
+
+        `input` is its standard input, a file's bytes where it is a path. The answer's `stderr` holds the last 64 KiB.
+        """
+
+    async def shell(self, argv: Sequence[str]) -> int:
+        """Run an interactive command on this process's terminal, a real pty with resize there; its exit status."""
+
+    async def put_file(self, source: Path, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> str:
+        """Copy a local file there, whole or not at all, and return its SHA-256, which was compared at the far end.
+
+        A copy that broke off goes on where it was. Raises ServerError, StoreError where `source` cannot be read.
+        """
 
     async def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout: float = 30.0) -> Completed:  # noqa: A002
         """Run a command to its end. After `timeout` seconds its process group is killed: ServerTimeout."""
@@ -84,11 +126,20 @@ class Host(Protocol):
     async def put(self, data: bytes, path: str, mode: int = 0o600) -> None:
         """Write a file atomically: there is the old one or the whole new one. Missing folders are made 0700."""
 
-    async def get(self, path: str, target: Path, *, sha256: str | None = None) -> str:
+    async def get(
+        self,
+        path: str,
+        target: Path,
+        *,
+        sha256: str | None = None,
+        max_by: int | None = None,
+        progress: Progress | None = None,
+    ) -> str:
         """Copy a file of the server to `target`, atomically, and return the SHA-256 of what arrived.
 
-        Raises ServerError where there is no such file, or where the sum is not `sha256`; StoreError where `target`
-        cannot be written.
+        A copy that broke off goes on where it was. More than `max_by` bytes are refused, whatever the server said
+        of its size. Raises ServerError where there is no such file, or where the sum is not `sha256`; StoreError
+        where `target` cannot be written.
         """
 
     async def mkdirs(self, path: str) -> None:

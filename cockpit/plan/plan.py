@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import ConfigError, did_you_mean
 from cockpit.core.ids import run_id, slug
-from cockpit.core.records import GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
+from cockpit.core.records import GroupPlan, Limits, QueuePlan, RunPlan, ServerSpec, StagePlan
 
 if TYPE_CHECKING:
     from cockpit.config import Point, Resolved
@@ -52,6 +52,9 @@ def make_plan(resolved: Resolved, *, group: str, repeats: int | None = None, sta
         overrides=resolved.overrides,
         servers=specs,
         theme=resolved.base.theme.name,
+        require_all=resolved.base.require_all,
+        fetch=resolved.base.fetch,
+        limits=Limits(**resolved.base.limits.model_dump()),
         queues=tuple(_queue(keys[key], members, specs) for key, members in queues.items()),
     )
 
@@ -76,6 +79,8 @@ def _queue(key: str, runs: list[RunPlan], specs: Mapping[str, ServerSpec]) -> Qu
         slots=members[0].slots,
         cooldown_s=max(spec.cooldown_s for spec in members),
         runs=tuple(runs),
+        access=members[0].access,
+        nodes=members[0].node_accesses,
     )
 
 
@@ -100,6 +105,7 @@ def _run(
         repeat=repeat,
         sweep=dict(point.sweep),
         launcher=config.launcher.kind,
+        launch=config.launcher.model_dump(mode="json"),
         stages=_stages(config, server, stage or resolved.base.stage),
         config=config.run_config().model_dump(mode="json"),
         usd_per_gpu_hour=config.pricing.usd_per_gpu_hour,

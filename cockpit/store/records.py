@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cockpit.core.errors import StoreError
-from cockpit.core.records import GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
+from cockpit.core.records import Access, ContainerFacts, GroupPlan, Limits, QueuePlan, RunPlan, ServerSpec, StagePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,8 @@ class GroupRecord:
     created: float | None = None
     theme: str = "nord"
     tags: tuple[str, ...] = ()
+    fetch: tuple[str, ...] = ("**",)
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def all_runs(self) -> tuple[str, ...]:
@@ -66,6 +68,8 @@ def group_record(
         servers={name: asdict(spec) for name, spec in plan.servers.items()},
         queues=tuple({**_queue(q), **added.get(q.key, {})} for q in plan.queues),
         created=created,
+        fetch=plan.fetch,
+        limits=asdict(plan.limits),
         **more,
     )
 
@@ -73,7 +77,14 @@ def group_record(
 def _queue(queue: QueuePlan) -> dict[str, Any]:
     out = {f.name: getattr(queue, f.name) for f in dataclasses.fields(queue)}
     out["runs"] = [r.run for r in queue.runs]
+    out["access"] = queue.access.to_json()
+    out["nodes"] = [node.to_json() for node in queue.nodes]
     return out
+
+
+def access_of(queue: Mapping[str, Any]) -> Access:
+    """How the machine of a group's queue is reached; a group of an older version has its address alone."""
+    return Access.from_json(queue.get("access") or {"address": queue["address"]})
 
 
 def run_meta(
@@ -121,6 +132,11 @@ def server_spec(obj: Mapping[str, Any]) -> ServerSpec:
     """A ServerSpec from its JSON, unknown keys dropped."""
     known = {f.name for f in dataclasses.fields(ServerSpec)}
     values: dict[str, Any] = {k: _frozen(v) for k, v in obj.items() if k in known}
+    if "access" in values:
+        values["access"] = Access.from_json(values["access"])
+    values["node_accesses"] = tuple(Access.from_json(node) for node in values.get("node_accesses", ()))
+    if values.get("container") is not None:
+        values["container"] = ContainerFacts(**{k: _frozen(v) for k, v in values["container"].items()})
     return ServerSpec(**values)
 
 
@@ -139,6 +155,8 @@ def group_plan(record: GroupRecord, metas: Mapping[str, Mapping[str, Any]]) -> G
             slots=q["slots"],
             cooldown_s=q["cooldown_s"],
             runs=_plans(q["runs"], metas),
+            access=access_of(q),
+            nodes=tuple(Access.from_json(node) for node in q.get("nodes") or ()),
         )
         for q in record.queues
     ]
@@ -149,6 +167,8 @@ def group_plan(record: GroupRecord, metas: Mapping[str, Mapping[str, Any]]) -> G
         servers={name: server_spec(obj) for name, obj in record.servers.items()},
         queues=tuple(queues),
         theme=record.theme,
+        fetch=record.fetch,
+        limits=Limits(**record.limits),
     )
 
 

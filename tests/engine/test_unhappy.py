@@ -14,6 +14,7 @@ import pytest
 
 from cockpit.core.errors import ServerError, StoreError
 from cockpit.core.events import Event
+from cockpit.core.records import Access
 from cockpit.engine import session as session_module
 from cockpit.engine.finish import finish_run
 from cockpit.engine.observer import GroupInfo, Outcome
@@ -45,7 +46,7 @@ class Notes:
     def end(self, outcome: Outcome) -> None: ...
 
 
-def _follow(duel: Duel, connect: Callable[[str], Host]) -> tuple[Outcome, list[str]]:
+def _follow(duel: Duel, connect: Callable[[Access], Host]) -> tuple[Outcome, list[str]]:
     store, notes = Store(duel.runs), Notes()
     session = LiveSession(store, store.group(duel.group["id"]), connect)
     outcome = asyncio.run(asyncio.wait_for(session.run(notes), 60))

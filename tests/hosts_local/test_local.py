@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from cockpit.core.errors import LaunchRefused, ServerError, StoreError
+from cockpit.core.records import Access
 from cockpit.hosts import LocalHost, ServerDiskFull, ServerTimeout, connect
 
 LIMIT_S = 20.0
@@ -258,6 +259,6 @@ async def test_remove_tree_keeps_to_its_work_folder(host: LocalHost, tmp_path: P
 
 
 def test_an_address_that_is_not_local_is_refused_in_one_sentence() -> None:
-    assert isinstance(connect("local"), LocalHost)
+    assert isinstance(connect(Access()), LocalHost)
     with pytest.raises(LaunchRefused, match=r"'gpu1\.example' cannot be used: .* not yet servers over SSH"):
-        connect("gpu1.example")
+        connect(Access(address="gpu1.example"))

@@ -76,12 +76,13 @@ def servers_list(args: argparse.Namespace) -> int:
 def servers_add(args: argparse.Namespace) -> int:
     """Write a server file into the user's profiles and say where it is."""
     from cockpit.config import find_servers, write_server
+    from cockpit.core.records import Access
     from cockpit.hosts import connect
 
     path = write_server(args.name, args.values, overwrite=args.force)
     sys.stdout.write(f"{path}\n")
     try:
-        connect(next(s.address for s in find_servers() if s.name == args.name) or "local")
+        connect(Access(address=next(s.address for s in find_servers() if s.name == args.name) or "local"))
         sys.stderr.write(f"Use it: `ekvi-cockpit run --profile duel-local --servers {args.name}`\n")
     except LaunchRefused as refused:
         sys.stderr.write(f"It is written. {refused}\n")
