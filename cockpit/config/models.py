@@ -124,6 +124,7 @@ class Server(Strict):
     slot: Annotated[str, AfterValidator(_slot)] = "default"
     slots: Positive = 1
     gpus: Annotated[tuple[Index, ...] | None, BeforeValidator(gpu_list)] = None
+    share_gpus: Flag = False  # true starts also where somebody else's programs are on the GPUs
     nodes: tuple[Annotated[str, AfterValidator(_address)], ...] = ()
     master_addr: Annotated[str, AfterValidator(_address)] | None = None
     master_port: Annotated[Whole, Field(ge=1024, le=65534)] = 29400
@@ -168,6 +169,7 @@ class Server(Strict):
             address=self.address,
             vendor=self.vendor,
             gpus=self.gpus,
+            share_gpus=self.share_gpus,
             nodes=self.nodes,
             slot=self.slot,
             slots=self.slots,

@@ -101,6 +101,7 @@ class ServerSpec:
     node_accesses: tuple[Access, ...] = ()
     master_addr: str | None = None
     master_port: int = 29400
+    share_gpus: bool = False  # start also where somebody else is on the GPUs
     container: ContainerFacts | None = None
 
     @property
