@@ -199,11 +199,35 @@ class SmokeRunner(Strict):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
 
+class Declares(Strict):
+    """What a program trains, where its log does not say: for tokens a second and for parity.
+
+    `sequence_length` in tokens, `global_batch` in sequences, `parameters` counts all of them. None is unknown.
+    """
+
+    model: str | None = None
+    parameters: Positive | None = None
+    sequence_length: Positive | None = None
+    global_batch: Positive | None = None
+    precision: str | None = None
+
+
+LogFormat = Literal["auto", "megatron", "nemo", "torchtitan", "tags", "wire"]
+
+
 class CommandRunner(Strict):
-    """Any program: its argv as it is, its output parsed by content."""
+    """Any program in any image. `{seq_length}`, `{output}` and other keys are filled into `argv` and `env`.
+
+    `artifacts` are patterns of the files below `{output}` that come home (empty: as the profile's `fetch`).
+    `log_format` auto tells the format from the lines; a name lets only that one give iterations.
+    """
 
     name: Literal["command"] = "command"
     argv: Annotated[tuple[str, ...], Field(min_length=1)]
+    env: dict[str, str] = Field(default_factory=dict)
+    artifacts: tuple[str, ...] = ()
+    log_format: LogFormat = "auto"
+    declares: Declares = Declares()
 
 
 Runner = Annotated[MegatronRunner | SmokeRunner | CommandRunner, Field(discriminator="name")]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cockpit.core.errors import ConfigError, did_you_mean
 from cockpit.core.ids import run_id, slug
 from cockpit.core.records import GroupPlan, Limits, QueuePlan, RunPlan, ServerSpec, StagePlan
+from cockpit.plan.fill import fill, values
 
 if TYPE_CHECKING:
     from cockpit.config import Point, Resolved
@@ -98,35 +99,40 @@ def _run(
     resolved: Resolved, point: Point, at: int, server: str, group: str, repeat: int, stage: str | None
 ) -> RunPlan:
     config = point.configs[server]
+    run = run_id(group, server, repeat, at)
     return RunPlan(
-        run=run_id(group, server, repeat, at),
+        run=run,
         group=group,
         server=server,
         repeat=repeat,
         sweep=dict(point.sweep),
         launcher=config.launcher.kind,
         launch=config.launcher.model_dump(mode="json"),
-        stages=_stages(config, server, stage or resolved.base.stage),
+        stages=_stages(config, server, stage or resolved.base.stage, run),
         config=config.run_config().model_dump(mode="json"),
         usd_per_gpu_hour=config.pricing.usd_per_gpu_hour,
     )
 
 
-def _stages(config: Profile, server: str, wanted: str) -> tuple[StagePlan, ...]:
+def _stages(config: Profile, server: str, wanted: str, run: str) -> tuple[StagePlan, ...]:
     """The stages of a run: exactly those asked for. A command is one stage, since only its program knows more."""
     from runners.schema import ALL_STAGES, STAGES
 
     if wanted != "all" and wanted not in STAGES:
         raise ConfigError(f"there is no stage {wanted!r}.", hint=did_you_mean(wanted, ("all", *STAGES)))
     names = ALL_STAGES if wanted == "all" else (wanted,)
+    spec = config.servers[server].spec(server, config)
     argv: tuple[str, ...] = ()
+    env = _environment(config, spec)
     if config.runner.name == "command":
         if wanted not in ("all", "train"):
             raise ConfigError(f"the runner command has no stage {wanted!r}.", hint="Take train or all.")
-        names, argv = ("train",), config.runner.argv
-    spec = config.servers[server].spec(server, config)
+        known = values(config, spec, run)
+        names, argv = ("train",), tuple(fill(word, known, "runner.argv") for word in config.runner.argv)
+        own = {name: fill(text, known, f"runner.env.{name}") for name, text in config.runner.env.items()}
+        env = {**own, **env}  # a server's own variables over the profile's
     common: dict[str, Any] = {
-        "env": _environment(config, spec),
+        "env": env,
         "timeout_s": spec.timeout_s,
         "stall_after_s": spec.stall_after_s,
         "stop_grace_s": spec.stop_grace_s,
