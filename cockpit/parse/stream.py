@@ -11,25 +11,47 @@ piece. Events carry the offset of their line's first byte.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import cast
 
-from cockpit.core.events import Event
+from cockpit.core.events import Event, Iteration
 from cockpit.parse.context import Context, Format
-from cockpit.parse.formats import arguments, errors, megatron, tags, wire
+from cockpit.parse.formats import arguments, errors, megatron, nemo, tags, torchtitan, wire
 
-FORMATS: tuple[ModuleType, ...] = (wire, megatron, arguments, tags, errors)  # the first that gives events has a line
+FORMATS: tuple[ModuleType, ...] = (
+    wire,
+    megatron,
+    nemo,
+    torchtitan,
+    arguments,
+    tags,
+    errors,
+)  # the first that gives events has a line
 
 LONGEST_PIECE_BY = 1 << 20  # what is longer is cut off there
 _WINDOW = 1 << 18  # bytes searched at a time: stays in the cache
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
 
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What is known of a log beforehand: a step's `sequence_length` (tokens) and `global_batch` (sequences), where
+    the log does not say them, and the one `format` that may give iterations ("auto": any).
+    """
+
+    sequence_length: int | None = None
+    global_batch: int | None = None
+    format: str = "auto"
+
+
 class StreamParser:
     """Parses one log, block by block."""
 
-    def __init__(self) -> None:
-        self._ctx = Context()
+    def __init__(self, declared: Declared | None = None) -> None:
+        self._declared = declared or Declared()
+        self._ctx = Context(seq_length=self._declared.sequence_length, global_batch=self._declared.global_batch)
         self._formats = tuple(cast(Format, module) for module in FORMATS)
         self._needles = [(needle, 1 << i) for i, f in enumerate(self._formats) for needle in f.NEEDLES]
         self._position: int | None = None  # where the next block begins
@@ -154,10 +176,27 @@ class StreamParser:
             if mask >> i & 1:
                 found = form.match(line, ctx)
                 if found:
-                    events += found
+                    events += self._judged(found, form.NAME)
                     return
                 if i == 0:  # a line of the wire belongs to it, whatever its message says
                     return
+
+    def _judged(self, found: Sequence[Event], format_: str) -> list[Event]:
+        """The events of a line: iterations of another format than the declared one left out, tokens filled in."""
+        wanted = self._declared.format
+        if wanted not in ("auto", format_):
+            return [e for e in found if not isinstance(e, Iteration)]
+        if self._ctx.seq_length is None or format_ == wire.NAME:  # who speaks on the wire says what it knows
+            return list(found)
+        return [self._with_tokens(e) if isinstance(e, Iteration) and e.tokens is None else e for e in found]
+
+    def _with_tokens(self, e: Iteration) -> Iteration:
+        """A step's tokens from its samples, else from the global batch, times the sequence length."""
+        assert self._ctx.seq_length is not None
+        samples = e.samples if e.samples is not None else self._ctx.global_batch
+        if samples is None:
+            return e
+        return replace(e, samples=samples, tokens=samples * self._ctx.seq_length)
 
     def _mask(self, piece: bytes) -> int:
         mask = 0
