@@ -132,7 +132,7 @@ def run_stage(name: str, context: Context) -> None:
     if say:
         wire.emit("stage", stage=name, status="start", message=None)
     try:
-        outcome = find(name, context.config)(context)
+        outcome = find(name)(context)
     except BaseException as error:
         if say:
             told = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"

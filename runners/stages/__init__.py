@@ -1,7 +1,4 @@
-"""The stages of a run. Each is a function of a Context that returns what came out of it.
-
-calibrate has its place here and comes with the GPU backends.
-"""
+"""The stages of a run. Each is a function of a Context that returns what came out of it."""
 
 from __future__ import annotations
 
@@ -45,13 +42,7 @@ def expand(stage: str) -> tuple[str, ...]:
     return (stage,)
 
 
-def find(stage: str, config: RunConfig) -> Stage:
+def find(stage: str) -> Stage:
     """The function of a stage; imported here, since data and purge must not wait for torch."""
-    if stage == "calibrate":
-        raise ConfigurationError(
-            f"stage=calibrate is not available for training.backend={config.training.backend} in this version;"
-            " leave it out: no other stage needs it.",
-            every_rank=True,
-        )
     function: Stage = import_module(f"runners.stages.{stage}").run
     return function

@@ -74,12 +74,6 @@ def test_an_unknown_stage_names_the_known_ones(place: Place) -> None:
     assert "data, calibrate, train, wrap, purge, all" in failed_plainly(place.run({}, "stage=tran"), 2)
 
 
-def test_calibrate_says_that_this_backend_does_not_have_it(place: Place) -> None:
-    result = place.run({}, "stage=calibrate")
-    assert "stage=calibrate is not available for training.backend=cpu" in failed_plainly(result, 2)
-    assert result.stages == [("calibrate", "start"), ("calibrate", "failed")]
-
-
 def test_half_a_launcher_says_what_is_missing(place: Place) -> None:
     told = failed_plainly(place.run({}, RANK="0", WORLD_SIZE="2"), 2)
     assert "MASTER_ADDR and MASTER_PORT not: no process group can form" in told
