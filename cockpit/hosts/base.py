@@ -20,6 +20,7 @@ from cockpit.core.records import Access, Chunk
 
 BLOCK_BY = 256 * 1024  # most bytes in one Chunk: below it a pass costs more than its bytes, above it a screen waits
 POLL_S = 0.05
+LAST_WORDS_BY = 64 * 1024  # of what a long command printed
 
 
 class ServerLost(ServerError):
@@ -52,6 +53,14 @@ class FileTruncated(ServerError):
         self.path = path
         self.size = size
         self.offset = offset
+
+
+def too_large(server: str, path: str, max_by: int) -> ServerError:
+    """The error of a file that has more bytes than may be fetched."""
+    return ServerError(
+        f"{path} on {server} has more than {max_by} bytes, the most that may be fetched.",
+        hint="Raise the limit, or leave the file out.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

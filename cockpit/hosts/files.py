@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
-import re
-import secrets
 import shutil
 import stat
 import tempfile
-import threading
 from collections.abc import Iterable
-from io import FileIO
 from pathlib import Path
 
-from cockpit.core.errors import ServerError, StoreError
+from cockpit.core.errors import ServerError
 from cockpit.core.records import Chunk
 from cockpit.hosts.base import BLOCK_BY, Entry, ServerDiskFull
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 MOST_BLOCKS = 16  # a look holds at most 4 MiB, so that a long backlog of many files does not fill the memory
 
 
@@ -69,7 +64,7 @@ def make_folders(server: str, path: str) -> None:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as e:
-            if e.errno in _FULL:
+            if e.errno in FULL:
                 raise ServerDiskFull(server, str(at)) from e
             raise
 
@@ -90,7 +85,7 @@ def write_atomic(server: str, data: bytes, path: str, mode: int) -> None:
         temporary = None
         _sync_folder(target.parent)
     except OSError as e:
-        if e.errno in _FULL:
+        if e.errno in FULL:
             raise ServerDiskFull(server, str(target.parent)) from e
         raise
     finally:
@@ -105,98 +100,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-class Transfer:
-    """A file on its way into a folder of the cockpit: written beside its name, there whole or not at all.
-
-    Each step is one piece of work in whatever thread; a lock keeps `discard`, which may come while a step is still
-    under way, from closing files under it. Raises ServerError for the source, StoreError for the target: a full
-    disk of the cockpit is no fault of the server.
-    """
-
-    def __init__(self, server: str, path: str, target: Path) -> None:
-        self._server = server
-        self._path = path
-        self._target = target
-        self._lock = threading.Lock()
-        self._digest = hashlib.sha256()
-        self._temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
-        self._source: FileIO | None = None
-        self._sink: FileIO | None = None
-
-    @property
-    def sha256(self) -> str:
-        """The sum of what arrived so far, in hex."""
-        return self._digest.hexdigest()
-
-    def open(self) -> None:
-        """Open both ends."""
-        with self._lock:
-            try:
-                self._source = FileIO(self._path)
-                regular = stat.S_ISREG(os.fstat(self._source.fileno()).st_mode)
-            except OSError as e:
-                raise ServerError(f"{self._path} on {self._server} cannot be read: {e.strerror}.") from e
-            if not regular:
-                raise ServerError(f"{self._path} on {self._server} is not a regular file.")
-            try:
-                self._target.parent.mkdir(parents=True, exist_ok=True)
-                self._sweep()
-                self._sink = FileIO(self._temporary, "x")
-            except OSError as e:
-                raise self._refused(e) from e
-
-    def _sweep(self) -> None:
-        """Remove what a killed cockpit left of this very file: it may be large, and nobody else would."""
-        parts = re.compile(re.escape(f".{self._target.name}.") + r"[0-9a-f]{8}")
-        for path in self._target.parent.iterdir():
-            if parts.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-
-    def step(self, limit: int) -> int:
-        """Copy at most `limit` bytes; returns how many, 0 at the end or once discarded."""
-        with self._lock:
-            if self._source is None or self._sink is None:
-                return 0
-            try:
-                block = self._source.read(limit)
-            except OSError as e:
-                raise ServerError(f"{self._path} on {self._server} cannot be read: {e.strerror}.") from e
-            self._digest.update(block)
-            view = memoryview(block)
-            try:
-                while view:
-                    view = view[self._sink.write(view) :]
-            except OSError as e:
-                raise self._refused(e) from e
-            return len(block)
-
-    def commit(self) -> None:
-        """Force what arrived to the disk and give it its name."""
-        with self._lock:
-            assert self._sink is not None
-            try:
-                os.fsync(self._sink.fileno())
-                self._temporary.replace(self._target)
-            except OSError as e:
-                raise self._refused(e) from e
-
-    def discard(self) -> None:
-        """Close both ends and forget what was not committed."""
-        with self._lock:
-            for end in (self._source, self._sink):
-                if end is not None:
-                    end.close()
-            if self._sink is not None:
-                self._temporary.unlink(missing_ok=True)
-            self._source = self._sink = None
-
-    def _refused(self, e: OSError) -> StoreError:
-        folder = self._target.parent
-        if e.errno in _FULL:
-            return StoreError(f"The disk that holds {folder} is full.", hint="Free some space and fetch again.")
-        return StoreError(f"{self._target} cannot be written: {e.strerror}.")
 
 
 def list_files(path: str) -> list[Entry]:

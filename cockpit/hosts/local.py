@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
+import socket
 from collections.abc import AsyncGenerator, Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from cockpit.core.errors import LaunchRefused, ServerError
-from cockpit.core.records import Chunk
-from cockpit.hosts import files
-from cockpit.hosts.base import BLOCK_BY, POLL_S, Completed, Entry, FileTruncated, ServerTimeout
+from cockpit.core.errors import LaunchRefused, ServerError, UsageError
+from cockpit.core.records import Access, Chunk
+from cockpit.hosts import children, files, terminal, transfer
+from cockpit.hosts.base import BLOCK_BY, POLL_S, Completed, Entry, FileTruncated, Progress, ServerTimeout
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -21,7 +20,6 @@ _T = TypeVar("_T")
 _IDLE_LOOKS = 20  # looks without news before the pace slackens
 _SLACKEST = 8  # and how far, as a multiple of the interval
 _COPY_BY = 4 * 1024 * 1024
-_REAP_S = 5.0
 
 
 class LocalHost:
@@ -32,27 +30,47 @@ class LocalHost:
 
     def __init__(self, name: str = "this machine", *, io_timeout_s: float = 30.0) -> None:
         self.name = name
+        self.access = Access()
         self._io_timeout_s = io_timeout_s
         self._workdirs: set[str] = set()
 
     async def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout: float = 30.0) -> Completed:  # noqa: A002
         """Run a command to its end, in a session of its own; see `Host.run`."""
+        stdin = asyncio.subprocess.DEVNULL if input is None else asyncio.subprocess.PIPE
         try:
-            process = await _spawn(argv, piped=input is not None)
-        except (FileNotFoundError, NotADirectoryError) as e:
-            return Completed(127, b"", f"{argv[0]}: {e.strerror}".encode())
-        except PermissionError as e:
-            return Completed(126, b"", f"{argv[0]}: {e.strerror}".encode())
+            process = await children.spawn(argv, stdin=stdin)
         except OSError as e:
-            raise ServerError(f"{argv[0]} could not be started on {self.name}: {e.strerror}.") from e
+            return children.not_started(self.name, argv[0], e)
         try:
             async with asyncio.timeout(timeout):
                 out, err = await process.communicate(input)
         except TimeoutError:
             raise ServerTimeout(f"{argv[0]} on {self.name} did not end within {timeout:g} s.") from None
         finally:
-            await _end_group(process)
+            await children.end_group(process)
         return Completed(process.returncode if process.returncode is not None else -1, out, err)
+
+    async def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        output: Callable[[bytes], None],
+        input: bytes | Path | None = None,  # noqa: A002
+        timeout: float = 3600.0,
+    ) -> Completed:
+        """Run a long command and hand on what it prints; see `Host.stream`."""
+        return await children.stream(self.name, argv, output, input, timeout)
+
+    async def shell(self, argv: Sequence[str]) -> int:
+        """Run an interactive command on this terminal; see `Host.shell`. Raises UsageError."""
+        try:
+            return await terminal.lend(argv)
+        except OSError as e:
+            raise UsageError(f"{argv[0]} could not be started on {self.name}: {e.strerror}.") from e
+
+    async def network_name(self) -> str:
+        """This machine's own host name; see `Host.network_name`."""
+        return socket.gethostname()
 
     async def read(self, path: str, offset: int = 0, limit: int = BLOCK_BY) -> bytes:
         """Bytes of a file; see `Host.read`."""
@@ -62,19 +80,21 @@ class LocalHost:
         """Write a file atomically; see `Host.put`."""
         await self._io(path, files.write_atomic, self.name, data, path, mode)
 
-    async def get(self, path: str, target: Path, *, sha256: str | None = None) -> str:
+    async def put_file(self, source: Path, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> str:
+        """Copy a file from this machine to this machine; see `Host.put_file`."""
+        return await self._copy(transfer.Bring(self.name, source, path, mode), progress)
+
+    async def get(
+        self,
+        path: str,
+        target: Path,
+        *,
+        sha256: str | None = None,
+        max_by: int | None = None,
+        progress: Progress | None = None,
+    ) -> str:
         """Copy a file to `target`, block by block so that it can be cancelled; see `Host.get`."""
-        transfer = files.Transfer(self.name, path, target)
-        try:
-            await self._io(path, transfer.open)
-            while await self._io(path, transfer.step, _COPY_BY):
-                pass
-            if sha256 is not None and transfer.sha256 != sha256:
-                raise ServerError(f"{path} arrived from {self.name} with another checksum than it left with.")
-            await self._io(str(target), transfer.commit)
-        finally:
-            await asyncio.to_thread(transfer.discard)
-        return transfer.sha256
+        return await self._copy(transfer.Fetch(self.name, path, target, sha256=sha256, max_by=max_by), progress)
 
     async def mkdirs(self, path: str) -> None:
         """Make folders, new ones 0700; see `Host.mkdirs`."""
@@ -130,6 +150,17 @@ class LocalHost:
     async def close(self) -> None:
         """Nothing is held open between calls."""
 
+    async def _copy(self, copy: transfer.Transfer, progress: Progress | None) -> str:
+        try:
+            total = await self._io(copy.path, copy.open)
+            while await self._io(copy.path, copy.step, _COPY_BY):
+                if progress is not None:
+                    progress(copy.done, max(total, copy.done))
+            await self._io(copy.path, copy.commit)
+        finally:
+            await asyncio.to_thread(copy.discard)
+        return copy.sha256
+
     async def _io(self, what: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """File work in a thread. OSError becomes ServerError, a standstill ServerTimeout."""
         try:
@@ -139,39 +170,3 @@ class LocalHost:
             raise ServerTimeout(f"The disk of {self.name} did not answer in time for {what}.") from None
         except OSError as e:
             raise ServerError(f"{e.filename or what} on {self.name} cannot be used: {e.strerror or e}.") from e
-
-
-async def _spawn(argv: Sequence[str], *, piped: bool) -> asyncio.subprocess.Process:
-    """Start a command; cancelled in the middle of it, nothing of what was started stays.
-
-    asyncio itself would then kill the one process and wait for its pipes, which a grandchild may hold for long.
-    """
-    starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-    )
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        with contextlib.suppress(OSError):  # it did not start at all
-            await _end_group(await starting)
-        raise
-
-
-async def _end_group(process: asyncio.subprocess.Process) -> None:
-    """Leave nothing of a command that did not end by itself: after a timeout, or when the caller was cancelled."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_REAP_S):
-                await process.wait()
-    # A grandchild in a session of its own may still hold our pipes: they are closed on this side, or they leak.
-    transport = getattr(process, "_transport", None)
-    if transport is not None:
-        transport.close()
