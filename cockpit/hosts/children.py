@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from cockpit.core.errors import ServerError, StoreError
 from cockpit.hosts.base import BLOCK_BY, LAST_WORDS_BY, Completed, ServerTimeout
@@ -61,6 +62,14 @@ def not_started(name: str, program: str, e: OSError) -> Completed:
     raise ServerError(f"{program} could not be started on {name}: {e.strerror}.") from e
 
 
+def open_input(path: Path) -> BinaryIO:
+    """A file that becomes a command's standard input. Raises StoreError."""
+    try:
+        return path.open("rb")
+    except OSError as e:
+        raise StoreError(f"{path} cannot be read: {e.strerror}.") from e
+
+
 class Tail:
     """Hands blocks on and keeps the last of them, at most `most` bytes."""
 
@@ -80,10 +89,7 @@ async def stream(
     name: str, argv: Sequence[str], output: Callable[[bytes], None], given: bytes | Path | None, timeout: float
 ) -> Completed:
     """`Host.stream` on this machine, which is called `name`."""
-    try:
-        file = given.open("rb") if isinstance(given, Path) else None
-    except OSError as e:
-        raise StoreError(f"{given} cannot be read: {e.strerror}.") from e
+    file = open_input(given) if isinstance(given, Path) else None
     tail = Tail(output)
     with file or contextlib.nullcontext():
         stdin = asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE
