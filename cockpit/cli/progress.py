@@ -129,7 +129,7 @@ class Bars:
             self._tasks[run], total=state.total, completed=state.step or 0, state=_icon(state), numbers=numbers(state)
         )
         if isinstance(event, StateChange):
-            ended = sum(s.state.ended for s in self._states.values())
+            ended = sum(s.state.final for s in self._states.values())
             progress.update(self._eta, completed=ended)
             if event.state.failed:
                 words = "\n".join([f"{title(state)}: {ending(state)}", *last_lines(event)])

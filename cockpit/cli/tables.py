@@ -51,15 +51,3 @@ def _cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(str(v) for v in value)
     return str(value)
-
-
-def size(by: int | None) -> str:
-    """Bytes in a unit that reads well, or `-`."""
-    if by is None:
-        return "-"
-    value = float(by)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"

@@ -2,7 +2,8 @@
 
 As JSON (fixed by the design): ``{"seq","t","t_recv","run","type", ...}``. `t` is the server's wall clock in
 seconds since the epoch or None, `t_recv` the cockpit's. Unknown is None, never 0. An event made from a line of
-`stdout.log` carries that line's byte `offset`; one made from the agent's state file carries `agent_seq`.
+`stdout.log` carries that line's byte `offset`; one made from the agent's state file carries `agent_seq`. Where several
+nodes train together, one made from a line of another than the first carries its `node`, and `offset` counts there.
 """
 
 from __future__ import annotations
@@ -33,8 +34,13 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to a run in this state."""
+        """Whether nothing more will happen to a run in this state, as far as is known."""
         return self in _ENDED
+
+    @property
+    def final(self) -> bool:
+        """Whether the state stays: LOST does not, since a server may come back and know better."""
+        return self in _ENDED and self is not State.LOST
 
     @property
     def failed(self) -> bool:
@@ -67,13 +73,14 @@ class _Base:
     t_recv: float | None = None
     offset: int | None = None
     agent_seq: int | None = None
+    node: int = 0
 
     def stamped(self, *, run: str, seq: int, t_recv: float | None) -> Self:
         """The same event as the journal writes it."""
         return replace(self, run=run, seq=seq, t_recv=self.t_recv if self.t_recv is not None else t_recv)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object in the design's key order; `offset` and `agent_seq` only where they are known."""
+        """A JSON object in the design's key order; `node`, `offset` and `agent_seq` only where they say something."""
         out: dict[str, Any] = {
             "seq": self.seq,
             "t": self.t,
@@ -82,6 +89,8 @@ class _Base:
             "type": self.type,
         }
         out.update(self._body())
+        if self.node:
+            out["node"] = self.node
         if self.offset is not None:
             out["offset"] = self.offset
         if self.agent_seq is not None:
@@ -190,7 +199,7 @@ class Diagnostic(_Base):
 
 Event = Iteration | Stage | StateChange | Artifact | Diagnostic
 
-_HEAD = ("run", "seq", "t", "t_recv", "offset", "agent_seq")
+_HEAD = ("run", "seq", "t", "t_recv", "offset", "agent_seq", "node")
 
 
 def from_json(obj: Mapping[str, Any]) -> Event:

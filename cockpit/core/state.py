@@ -90,7 +90,7 @@ def reduce(state: RunState, event: Event) -> RunState:
     """Apply one event to a run's state, in place, and return it.
 
     Events come in journal order. A state after an ended one is ignored, so that a late word of an agent cannot
-    bring a finished run back.
+    bring a finished run back; LOST alone is not final, since the server that was lost may know better.
     """
     state.events += 1
     if isinstance(event, Iteration):
@@ -115,12 +115,13 @@ def reduce(state: RunState, event: Event) -> RunState:
 
 
 def _state_change(state: RunState, event: StateChange) -> None:
-    if state.state.ended:
+    if state.state.final:
         return
     state.state = event.state
     state.reason = event.reason
     state.stage = event.stage or state.stage
     if event.state is State.RUNNING and state.started_t is None:
         state.started_t = event.t
-    if event.state.ended:
-        state.exit_code, state.signal, state.ended_t = event.exit_code, event.signal, event.t
+    ended = event.state.ended
+    state.exit_code, state.signal = (event.exit_code, event.signal) if ended else (None, None)
+    state.ended_t = event.t if ended else None

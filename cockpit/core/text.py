@@ -29,3 +29,15 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return value
+
+
+def size(by: int | None) -> str:
+    """Bytes in a unit that reads well, or `-`."""
+    if by is None:
+        return "-"
+    value = float(by)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -2,7 +2,8 @@
 
 What is on disk is the truth. After a crash the mirror goes on at its size; the output is parsed again from its
 start, so that the parser knows what it knew, and the events that the journal already holds are skipped: each
-iteration is there exactly once.
+iteration is there exactly once. Where several nodes train together, all this holds for each of them by itself, so
+the events of one node do not depend on how its bytes arrive among the others'.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cockpit.core.events import Event, StateChange
+from cockpit.core.events import Artifact, Event, Iteration, StateChange
 from cockpit.core.state import RunState, reduce
 from cockpit.engine.observer import Observer
 from cockpit.parse.states import parse_states
@@ -26,10 +29,32 @@ Patient = Callable[[Callable[[], Any]], Awaitable[Any]]
 _BLOCK = 1 << 20
 
 
-class RunFollower:
-    """Follows one run. `patient` calls a writer again until the disk has room for what it writes."""
+@dataclass(slots=True)
+class _Node:
+    """One node's streams."""
 
-    def __init__(self, run_dir: RunDir, state: RunState, observer: Observer, patient: Patient) -> None:
+    parser: StreamParser = field(default_factory=StreamParser)
+    known: int = 0  # events that the parser gave again and the journal already has
+    tick_rest: bytes = b""
+
+
+class RunFollower:
+    """Follows one run. `patient` calls a writer again until the disk has room for what it writes.
+
+    `nodes` is how many nodes it runs on (None: as run.json says), `log_node` the one whose output tells iterations;
+    everything else is taken from all. An observer is handed log and ticks of the log node alone.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        state: RunState,
+        observer: Observer,
+        patient: Patient,
+        *,
+        nodes: int | None = None,
+        log_node: int | None = None,
+    ) -> None:
         self.dir = run_dir
         self.state = state
         self._observer = observer
@@ -101,9 +126,19 @@ class RunFollower:
         if self.ending is not None:
             await self._journal_events([self.ending])
 
-    async def own(self, change: StateChange) -> None:
-        """A change of state that the cockpit itself makes (SUBMITTED, LOST)."""
-        await self._journal_events([change])
+    async def own(self, event: Event) -> None:
+        """An event that the cockpit itself makes: SUBMITTED, LOST, a bound that was reached."""
+        await self._journal_events([event])
+
+    async def found(self, data: bytes, queue: str) -> None:
+        """A run that was LOST takes what stands in its whole state file; what is new there comes by `states`."""
+        changes = parse_states(_whole_lines(data)[0])
+        if not changes:
+            await self.own(StateChange(state=State.SUBMITTED, reason=f"in queue {queue}"))
+            return
+        last = changes[-1]
+        if not last.state.ended and (last.agent_seq is None or last.agent_seq <= self._journal.agent_seq):
+            await self.own(replace(last, agent_seq=None))
 
     def close(self) -> None:
         """Close the journal and the mirrors."""

@@ -183,7 +183,7 @@ class Feed:
 
 def run_progress(run: RunState) -> float | None:
     """The share of a run that is done, 0..1; None where its length is not known."""
-    if run.state.ended:
+    if run.state.final:
         return 1.0
     if run.last is None:
         return 0.0

@@ -9,10 +9,11 @@ import pytest
 from cockpit.cli.commands.compare import within
 from cockpit.cli.jsonlines import JsonLines, extras
 from cockpit.cli.progress import Bars, Plain, duration, ending, last_lines
-from cockpit.cli.tables import print_table, size
+from cockpit.cli.tables import print_table
 from cockpit.core.errors import UsageError
 from cockpit.core.events import Diagnostic, Event, Iteration, State, StateChange
 from cockpit.core.state import RunState, reduce
+from cockpit.core.text import size
 from cockpit.engine.observer import GroupInfo, Observer, Outcome
 
 

@@ -10,9 +10,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from cockpit.cli.progress import duration
-from cockpit.cli.tables import print_table, size
+from cockpit.cli.tables import print_table
 from cockpit.core.errors import Exit, UsageError
 from cockpit.core.events import State
+from cockpit.core.text import size
 
 if TYPE_CHECKING:
     from cockpit.store.store import RunRow, Store
@@ -49,7 +50,7 @@ def runs(args: argparse.Namespace) -> int:
 
 def _say_open(rows: Sequence[RunRow]) -> None:
     """What a listing cannot know: how open runs are by now."""
-    if any(not State(r.state).ended for r in rows if r.state):
+    if any(not State(r.state).final for r in rows if r.state):
         sys.stderr.write("Open runs are shown as last seen; `fetch ID` looks again, `attach ID` follows.\n")
 
 

@@ -31,7 +31,7 @@ class RunsPanel(Scroller):
     def sync(self) -> None:
         """Take note of changes."""
         runs = list(self._feed.runs.values())
-        done = sum(r.state.ended for r in runs)
+        done = sum(r.state.final for r in runs)
         self.border_title = f"runs · {done} of {len(runs)} done" if runs else "runs"
         if not self._by_hand:
             active = [i for i, r in enumerate(runs) if r.state.ended or r.started_t is not None]
