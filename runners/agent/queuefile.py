@@ -12,11 +12,34 @@ from .base import AgentError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}")
 _HEX = re.compile(r"[0-9a-f]{16}")
+_TOKEN = re.compile(r"[0-9a-fA-F]{16,}")
+# What the agent keeps in a run's folder: no link may take such a name.
+_OWN = re.compile(
+    r"config\.json|states\.jsonl|telemetry\.jsonl|spool\.log|out|(shim|pipe|container)\.\d+(\.json)?(\.tmp)?"
+)
 DEFAULT_SPOOL_BY = 1 << 30
 
 
+class Container(NamedTuple):
+    """The container that a stage runs in: `engine` is what its argv calls, `name` what the container is called."""
+
+    engine: str
+    name: str
+
+
+class Peers(NamedTuple):
+    """The nodes that work equal queues together; this one has `rank`, and rank 0 leads at `address`:`port`."""
+
+    rank: int
+    names: Tuple[str, ...]
+    address: str
+    port: int
+    token: str
+    silence_s: float
+
+
 class Stage(NamedTuple):
-    """One process of a run. Times in seconds; None is no limit."""
+    """One process or container of a run. Times in seconds; None is no limit."""
 
     stage: str
     argv: Tuple[str, ...]
@@ -25,15 +48,28 @@ class Stage(NamedTuple):
     timeout_s: Optional[float]
     stall_after_s: Optional[float]
     stop_grace_s: float
+    container: Optional[Container] = None
+
+    @property
+    def engine(self) -> Tuple[str, ...]:
+        """The words of argv before `create`: how the container's engine is called."""
+        return self.argv[: self.argv.index("create")]
 
 
 class RunSpec(NamedTuple):
-    """One run: its stages in order."""
+    """One run: its stages in order; `gpus` None is all, `links` are {path in RUN_DIR: what it points to}."""
 
     run: str
     server: str
     env: Dict[str, str]
     stages: Tuple[Stage, ...]
+    gpus: Optional[Tuple[int, ...]] = None
+    links: Dict[str, str] = {}  # noqa: RUF012 (never changed)
+
+    @property
+    def contained(self) -> bool:
+        """Whether a stage of it runs in a container."""
+        return any(stage.container is not None for stage in self.stages)
 
 
 class Queue(NamedTuple):
@@ -50,6 +86,8 @@ class Queue(NamedTuple):
     hz: float
     spool_max_by: int
     runs: Tuple[RunSpec, ...]
+    files: Tuple[str, ...] = ()
+    peers: Optional[Peers] = None
 
     def file(self, *parts: str) -> str:
         """A path in the queue's folder."""
@@ -64,13 +102,20 @@ class Queue(NamedTuple):
         """The folder that holds `runners`, where the queue brings code."""
         return os.path.join(self.work, "code", self.code) if self.code else None
 
+    @property
+    def secrets_dir(self) -> str:
+        """The folder of the secrets, gone when the queue is done."""
+        return os.path.join(self.path, "secrets")
+
     def expand(self, text: str, run: str) -> str:
-        """`text` with the five placeholders replaced, and nothing else."""
+        """`text` with the seven placeholders replaced, and nothing else."""
         values = {
             "RUN_DIR": self.run_dir(run),
             "OUT_DIR": os.path.join(self.run_dir(run), "out"),
             "CODE_DIR": self.code_dir,
             "CACHE_DIR": os.path.join(self.work, "cache"),
+            "FILES_DIR": os.path.join(self.work, "files"),
+            "SECRETS_DIR": self.secrets_dir,
             "WORK_DIR": self.work,
         }
         return _PLACEHOLDER.sub(lambda m: values[m.group(1)] or m.group(0), text)
@@ -90,7 +135,7 @@ class Queue(NamedTuple):
         return env
 
 
-_PLACEHOLDER = re.compile(r"\$\{(RUN_DIR|OUT_DIR|CODE_DIR|CACHE_DIR|WORK_DIR)\}")
+_PLACEHOLDER = re.compile(r"\$\{(RUN_DIR|OUT_DIR|CODE_DIR|CACHE_DIR|FILES_DIR|SECRETS_DIR|WORK_DIR)\}")
 
 
 def folder(path: str) -> str:
@@ -132,6 +177,8 @@ def load(path: str) -> Queue:
         hz=read.number(telemetry, "hz", 2.0, low=0.01),
         spool_max_by=int(read.number(obj, "spool_max_by", DEFAULT_SPOOL_BY, low=4096)),
         runs=runs,
+        files=read.files(obj),
+        peers=read.peers(obj),
     )
     names = [run.run for run in queue.runs]
     if len(set(names)) < len(names):
@@ -198,7 +245,73 @@ class _Reader:
             self.fail(at + "stages", "must not be empty")
         if len({stage.stage for stage in stages}) < len(stages):
             self.fail(at + "stages", "name a stage twice")
-        return RunSpec(self.name(obj, "run", at), str(obj.get("server", "")), self.env(obj, at), stages)
+        return RunSpec(
+            run=self.name(obj, "run", at),
+            server=str(obj.get("server", "")),
+            env=self.env(obj, at),
+            stages=stages,
+            gpus=self.gpus(obj, at),
+            links=self.links(obj, at),
+        )
+
+    def gpus(self, obj: Dict[str, Any], at: str) -> Optional[Tuple[int, ...]]:
+        gpus = self.get(obj, "gpus", list, None, at)
+        if gpus is None:
+            return None
+        if not all(_is_int(gpu, 0) for gpu in gpus) or len(set(gpus)) < len(gpus):
+            self.fail(at + "gpus", "must be null or numbers from 0 on, each once")
+        return tuple(gpus)
+
+    def links(self, obj: Dict[str, Any], at: str) -> Dict[str, str]:
+        links: Dict[str, str] = self.get(obj, "links", dict, {}, at)
+        for path, target in links.items():
+            parts = path.split("/")
+            if not all(parts) or {".", ".."} & set(parts) or "\0" in path:
+                self.fail(at + "links", "name %r, which is no plain path below the run's folder" % path[:80])
+            if _OWN.fullmatch(parts[0]):
+                self.fail(at + "links", "name %r, which is the agent's own" % path[:80])
+            if not isinstance(target, str) or not target or "\0" in target:
+                self.fail(at + "links", "%r must point to a path" % path[:80])
+        return links
+
+    def files(self, obj: Dict[str, Any]) -> Tuple[str, ...]:
+        files = self.get(obj, "files", list, [])
+        for sha16 in files:
+            if not isinstance(sha16, str) or not _HEX.fullmatch(sha16):
+                self.fail("files", "hold %s; each must be 16 hexadecimal digits" % json.dumps(sha16)[:80])
+        return tuple(files)
+
+    def peers(self, obj: Dict[str, Any]) -> Optional[Peers]:
+        found = self.get(obj, "peers", dict, None)
+        if found is None:
+            return None
+        at = "peers."
+        names = self.get(found, "names", list, at=at)
+        if len(names) < 2 or not all(isinstance(name, str) and name for name in names):
+            self.fail(at + "names", "must be the names of two nodes or more")
+        if len(set(names)) < len(names):
+            self.fail(at + "names", "hold a node twice")
+        for key, low, high in (("rank", 0, len(names) - 1), ("port", 1, 65535)):
+            if not _is_int(found.get(key), low, high):
+                self.fail(at + key, "must be a whole number in %d..%d" % (low, high))
+        address = self.get(found, "address", str, at=at)
+        if not address:
+            self.fail(at + "address", "must not be empty")
+        token = self.get(found, "token", str, at=at)
+        if not _TOKEN.fullmatch(token):
+            self.fail(at + "token", "must be 16 hexadecimal digits or more")
+        silence_s = self.number(found, "silence_s", 30.0, low=0.1, at=at)
+        return Peers(found["rank"], tuple(names), address, found["port"], token, silence_s)
+
+    def container(self, obj: Dict[str, Any], at: str) -> Optional[Container]:
+        found = self.get(obj, "container", dict, None, at)
+        if found is None:
+            return None
+        at += "container."
+        engine = self.get(found, "engine", str, at=at)
+        if "create" not in obj["argv"][1:]:
+            self.fail(at + "engine", "%r has no `create` in the stage's argv" % engine[:80])
+        return Container(engine, self.name(found, "name", at))
 
     def stage(self, obj: Any, at: str) -> Stage:
         if not isinstance(obj, dict):
@@ -215,7 +328,12 @@ class _Reader:
             timeout_s=self.number(obj, "timeout_s", None, at=at),
             stall_after_s=self.number(obj, "stall_after_s", None, at=at),
             stop_grace_s=self.number(obj, "stop_grace_s", 10.0, at=at),
+            container=self.container(obj, at),
         )
+
+
+def _is_int(value: Any, low: int, high: int = 1 << 30) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 _WORDS: Dict[type, str] = {str: "text", list: "a list", dict: "an object"}

@@ -14,7 +14,7 @@ from runners.agent import queuefile
 from runners.agent.base import AgentError
 from runners.agent.queuefile import Queue
 
-PLACES = ("RUN_DIR", "OUT_DIR", "CODE_DIR", "CACHE_DIR", "WORK_DIR")
+PLACES = ("RUN_DIR", "OUT_DIR", "CODE_DIR", "CACHE_DIR", "FILES_DIR", "SECRETS_DIR", "WORK_DIR")
 
 
 def _body(**more: Any) -> dict[str, Any]:
@@ -37,11 +37,25 @@ def _run(**more: Any) -> list[dict[str, Any]]:
     return [{"run": "r1", "stages": [{"stage": "train", "argv": ["true"], **more}]}]
 
 
+PEERS = {"rank": 1, "names": ["a", "b"], "address": "10.0.0.1", "port": 29401, "token": "0f" * 16}
+CREATE = {"argv": ["docker", "--tlsverify", "create", "image"], "container": {"engine": "docker", "name": "ekvi-1"}}
+
+
+def _but(**more: Any) -> dict[str, Any]:
+    return {"peers": PEERS | more}
+
+
+def _links(path: str, target: Any = "${FILES_DIR}/x") -> dict[str, Any]:
+    return {"runs": [_run()[0] | {"links": {path: target}}]}
+
+
 def test_defaults(tmp_path: Path) -> None:
     queue = _load(tmp_path)
     stage = queue.runs[0].stages[0]
     assert (queue.slots, queue.cooldown_s, queue.hz, queue.code) == (1, 0.0, 2.0, None)
     assert (stage.timeout_s, stage.stall_after_s, stage.stop_grace_s, stage.cwd) == (None, None, 10.0, None)
+    assert (queue.files, queue.peers, stage.container) == ((), None, None)
+    assert (queue.runs[0].gpus, queue.runs[0].links, queue.runs[0].contained) == (None, {}, False)
     assert queue.work == str((tmp_path / "work").resolve())
 
 
@@ -63,6 +77,24 @@ def test_defaults(tmp_path: Path) -> None:
         ({"runs": _run(argv=["a\0b"])}, "runs[0].stages[0].argv"),
         ({"runs": _run(env={"A": 1})}, "runs[0].stages[0].env.A must be text"),
         ({"runs": _run(timeout_s=-1)}, "runs[0].stages[0].timeout_s must be a number from 0 on"),
+        ({"runs": _run(container={"engine": "docker", "name": "x"})}, "container.engine 'docker' has no `create`"),
+        ({"runs": _run(**{**CREATE, "container": {"engine": "docker", "name": "a b"}})}, "container.name is 'a b'"),
+        ({"runs": _run(**{**CREATE, "container": {"name": "x"}})}, "container.engine is missing"),
+        ({"runs": [_run()[0] | {"gpus": [0, 0]}]}, "runs[0].gpus must be null or numbers from 0 on, each once"),
+        ({"runs": [_run()[0] | {"gpus": [True]}]}, "runs[0].gpus must be null"),
+        (_links("../x"), "runs[0].links name '../x', which is no plain path"),
+        (_links("/etc/x"), "runs[0].links name '/etc/x', which is no plain path"),
+        (_links("out/x"), "runs[0].links name 'out/x', which is the agent's own"),
+        (_links("shim.0.json"), "runs[0].links name 'shim.0.json', which is the agent's own"),
+        (_links("x", 1), "runs[0].links 'x' must point to a path"),
+        ({"files": ["../../etc"]}, 'files hold "../../etc"; each must be 16 hexadecimal digits'),
+        (_but(rank=2), "peers.rank must be a whole number in 0..1"),
+        (_but(port=0), "peers.port must be a whole number in 1..65535"),
+        (_but(names=["a"]), "peers.names must be the names of two nodes or more"),
+        (_but(names=["a", "a"]), "peers.names hold a node twice"),
+        (_but(token="short"), "peers.token must be 16 hexadecimal digits or more"),
+        (_but(silence_s=0), "peers.silence_s must be a number from 0.1 on"),
+        (_but(address=""), "peers.address must not be empty"),
         ({"runs": _run(argv=["${CODE_DIR}/x"])}, "runs use ${CODE_DIR}, but `code` is null"),
     ],
 )
@@ -71,6 +103,19 @@ def test_says_what_is_wrong_where(tmp_path: Path, more: dict[str, Any], words: s
         _load(tmp_path, **more)
     assert words in str(caught.value)
     assert "queue.json" in str(caught.value)
+
+
+def test_nodes_containers_files_and_gpus_are_read(tmp_path: Path) -> None:
+    runs = [
+        {"run": "r1", "gpus": [2, 0], "links": {"a/b.yaml": "${FILES_DIR}/x"}, "stages": _run(**CREATE)[0]["stages"]}
+    ]
+    queue = _load(tmp_path, runs=runs, files=["0123456789abcdef"], peers=PEERS)
+    run = queue.runs[0]
+    assert (run.gpus, run.links, run.contained) == ((2, 0), {"a/b.yaml": "${FILES_DIR}/x"}, True)
+    assert run.stages[0].container == queuefile.Container("docker", "ekvi-1")
+    assert run.stages[0].engine == ("docker", "--tlsverify")
+    assert queue.files == ("0123456789abcdef",)
+    assert queue.peers == queuefile.Peers(1, ("a", "b"), "10.0.0.1", 29401, "0f" * 16, 30.0)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00", '{"schema": null}'])
@@ -93,7 +138,7 @@ def queue(tmp_path_factory: pytest.TempPathFactory) -> Queue:
 
 
 @given(st.lists(st.sampled_from([f"${{{p}}}" for p in PLACES]) | st.text(alphabet="a/${}_RUNDIHOME ", max_size=8)))
-def test_only_the_five_placeholders_are_replaced(queue: Queue, parts: list[str]) -> None:
+def test_only_our_placeholders_are_replaced(queue: Queue, parts: list[str]) -> None:
     text = "".join(parts)
     run_dir = f"{queue.path}/runs/r1"
     expected = text
@@ -102,6 +147,8 @@ def test_only_the_five_placeholders_are_replaced(queue: Queue, parts: list[str])
         ("OUT_DIR", run_dir + "/out"),
         ("CODE_DIR", queue.work + "/code/0123456789abcdef"),
         ("CACHE_DIR", queue.work + "/cache"),
+        ("FILES_DIR", queue.work + "/files"),
+        ("SECRETS_DIR", queue.path + "/secrets"),
         ("WORK_DIR", queue.work),
     ):
         expected = expected.replace(f"${{{name}}}", value)
