@@ -2,8 +2,9 @@
 
 As JSON (fixed by the design): ``{"seq","t","t_recv","run","type", ...}``. `t` is the server's wall clock in
 seconds since the epoch or None, `t_recv` the cockpit's. Unknown is None, never 0. An event made from a line of
-`stdout.log` carries that line's byte `offset`; one made from the agent's state file carries `agent_seq`. Where several
-nodes train together, one made from a line of another than the first carries its `node`, and `offset` counts there.
+`stdout.log` carries that line's byte `offset`; one made from the agent's state file carries `agent_seq`. Where
+several nodes train together, one made from a line of another node than the first carries `node`; its offset counts
+in that node's log.
 """
 
 from __future__ import annotations

@@ -142,14 +142,15 @@ def _steps(run_dir: RunDir, state: RunState, order: int) -> Iterator[Step]:
 
 def _event_steps(run_dir: RunDir, state: RunState, order: int) -> Iterator[Step]:
     shown, t = 0, 0.0
+    node = int((run_dir.meta().get("plan") or {}).get("log_node") or 0)
     for event in run_dir.journal_events():
         t = max(t, event.t or event.t_recv or t)
         data, start = b"", shown
-        if event.offset is not None and event.offset >= shown:
-            data = run_dir.read_stdout_to_line_end(shown, event.offset)
+        if event.offset is not None and event.node == node and event.offset >= shown:
+            data = run_dir.read_stdout_to_line_end(shown, event.offset, node)
             shown += len(data)
         yield t, order, _event_act(state, event, start, data)
-    rest = run_dir.read_stdout(shown, 1 << 22)
+    rest = run_dir.read_stdout(shown, 1 << 22, node)
     if rest:
         yield t, order, lambda o: o.log(state.run, shown, rest)
 
@@ -165,7 +166,8 @@ def _event_act(state: RunState, event: Event, start: int, data: bytes) -> Callab
 
 
 def _tick_steps(run_dir: RunDir, state: RunState, order: int) -> Iterator[Step]:
-    for tick in run_dir.ticks():
+    of_nodes = [({**tick, "node": n} if n else tick for tick in run_dir.ticks(n)) for n in range(run_dir.nodes)]
+    for tick in heapq.merge(*of_nodes, key=lambda tick: tick.get("t_wall_ns") or 0):
         wall = tick.get("t_wall_ns")
         if wall is not None:
             yield wall / 1e9, order, lambda o, tick=tick: o.tick(state.run, tick)  # type: ignore[misc]

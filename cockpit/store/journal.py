@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from cockpit.core.events import Event, StateChange, from_json
 from cockpit.core.text import finite
 from cockpit.store.errors import explain, explained
 
-# Event.to_json writes offset and agent_seq last and everything else of that name sits in a nested object, whose
+# Event.to_json writes node, offset and agent_seq last and everything else of that name sits in a nested object, whose
 # closing braces follow it: so the end of a line tells without decoding it.
 _FROM_LINE = re.compile(rb'"offset":\d+(?:,"agent_seq":\d+)?\}\n')
+_FROM_NODE = re.compile(rb'"node":(\d+),"offset":\d+(?:,"agent_seq":\d+)?\}\n')
+_NODE = b'"node":'
 _FROM_AGENT = re.compile(rb'"agent_seq":(\d+)\}\n')
 _BLOCK = 1 << 20
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -30,8 +33,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 class Journal:
     """The journal of one run, open for appending.
 
-    `line_events` counts the records made from lines of stdout.log, `agent_seq` is the last one of the agent's state
-    file (-1 before the first), `next_seq` the seq that the next event gets.
+    `agent_seq` is the last one of the agent's state file (-1 before the first), `next_seq` the seq of the next event.
     """
 
     def __init__(self, path: Path, run: str, clock: Callable[[], float] = time.time) -> None:
@@ -48,10 +50,14 @@ class Journal:
                     os.ftruncate(self._fd, self._size)
                     os.fsync(self._fd)
                 self.next_seq = 0 if last is None else int(last["seq"]) + 1
-                self.line_events, self.agent_seq = _count(self._fd, self._size)
+                self._lines, self.agent_seq = _count(self._fd, self._size)
             except BaseException:
                 self.close()
                 raise
+
+    def line_events(self, node: int = 0) -> int:
+        """How many records were made from lines of one node's output."""
+        return self._lines[node]
 
     def append(self, events: Sequence[Event]) -> list[Event]:
         """Write `events` with one write and return them as they stand there: with seq, run and t_recv.
@@ -70,7 +76,8 @@ class Journal:
         self._size += len(data)
         self.next_seq += len(stamped)
         for event in stamped:
-            self.line_events += event.offset is not None
+            if event.offset is not None:
+                self._lines[event.node] += 1
             if event.agent_seq is not None:
                 self.agent_seq = max(self.agent_seq, event.agent_seq)
         return stamped
@@ -145,9 +152,10 @@ def _last_whole(fd: int) -> tuple[int, dict[str, Any] | None]:
     return 0, None
 
 
-def _count(fd: int, size: int) -> tuple[int, int]:
-    """How many records came from lines, and the last agent_seq; a pass over the bytes, without decoding them."""
-    lines, agent_seq, at, rest = 0, -1, 0, b""
+def _count(fd: int, size: int) -> tuple[Counter[int], int]:
+    """How many records came from each node's lines, and the last agent_seq; a pass over the bytes, not decoded."""
+    lines: Counter[int] = Counter()
+    agent_seq, at, rest = -1, 0, b""
     while at < size:
         block = os.pread(fd, min(_BLOCK, size - at), at)
         if not block:
@@ -156,7 +164,11 @@ def _count(fd: int, size: int) -> tuple[int, int]:
         data = rest + block
         stop = data.rfind(b"\n") + 1
         data, rest = data[:stop], data[stop:]
-        lines += len(_FROM_LINE.findall(data))
+        lines[0] += len(_FROM_LINE.findall(data))
+        if _NODE in data:
+            others = Counter(map(int, _FROM_NODE.findall(data)))
+            lines.update(others)
+            lines[0] -= others.total()
         for number in _FROM_AGENT.findall(data):
             agent_seq = max(agent_seq, int(number))
     return lines, agent_seq

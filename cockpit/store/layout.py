@@ -24,7 +24,24 @@ GROUPS: Final = "groups"
 INDEX: Final = "index.sqlite"  # a cache: may be deleted at any time
 TRASH: Final = ".trash-"  # what is being deleted; left there by a crash, it is cleared away by the next delete
 
+_NODE = re.compile(r"(?:stdout|telemetry)\.node([1-9]\d{0,3})\.(?:log|jsonl)")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+
+
+def stdout_of(node: int) -> str:
+    """The mirror of one node's output; the first node's has no number."""
+    return f"stdout.node{node}.log" if node else STDOUT
+
+
+def telemetry_of(node: int) -> str:
+    """The mirror of one node's telemetry; the first node's has no number."""
+    return f"telemetry.node{node}.jsonl" if node else TELEMETRY
+
+
+def node_of(name: str) -> int:
+    """The node whose mirror a file of that name is; 0 for every other file."""
+    match = _NODE.fullmatch(name)
+    return int(match[1]) if match else 0
 
 
 def runs_root(flag: str | Path | None = None) -> Path:

@@ -25,15 +25,15 @@ _LINE_END_BLOCK = 1 << 16
 class RunDir:
     """Reads and writes one run's files; what is not there yet reads as empty or None.
 
-    Close it when nothing more is to be appended; it holds a file open for each of its mirrors.
+    Close it when nothing more is to be appended; it holds a file open for each of its mirrors. Where several nodes
+    train together, each has mirrors of its own; `node` counts from 0, and the first one's are the run's.
     """
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self.path = path
         self.id = path.name
         self._readonly = readonly
-        self._stdout = Mirror(path / layout.STDOUT)
-        self._telemetry = Mirror(path / layout.TELEMETRY)
+        self._mirrors: dict[str, Mirror] = {}
 
     # -- run.json
 
@@ -76,39 +76,62 @@ class RunDir:
 
     # -- mirrors of the server's files
 
+    def _mirror(self, name: str) -> Mirror:
+        if name not in self._mirrors:
+            self._mirrors[name] = Mirror(self.path / name)
+        return self._mirrors[name]
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes train together: as many as the handle names, else as have a mirror; 1 on a plain server."""
+        handle = self.meta().get("handle")
+        listed = handle.get("nodes") if isinstance(handle, Mapping) else None
+        if isinstance(listed, list) and listed:
+            return len(listed)
+        with explained("read", self.path):
+            return 1 + max((layout.node_of(file.name) for file in self.path.iterdir()), default=0)
+
     @property
     def stdout_size(self) -> int:
-        """Bytes of output mirrored so far."""
-        return self._stdout.size
+        """Bytes of the first node's output mirrored so far."""
+        return self.stdout_size_of()
 
     @property
     def telemetry_size(self) -> int:
-        """Bytes of telemetry mirrored so far."""
-        return self._telemetry.size
+        """Bytes of the first node's telemetry mirrored so far."""
+        return self.telemetry_size_of()
 
-    def append_stdout(self, data: bytes, offset: int) -> int:
+    def stdout_size_of(self, node: int = 0) -> int:
+        """Bytes of a node's output mirrored so far."""
+        return self._mirror(layout.stdout_of(node)).size
+
+    def telemetry_size_of(self, node: int = 0) -> int:
+        """Bytes of a node's telemetry mirrored so far."""
+        return self._mirror(layout.telemetry_of(node)).size
+
+    def append_stdout(self, data: bytes, offset: int, node: int = 0) -> int:
         """Mirror output from byte `offset` on; return the mirror's size. Raises DiskFull; see Mirror.append."""
         self._writable()
-        return self._stdout.append(data, offset)
+        return self._mirror(layout.stdout_of(node)).append(data, offset)
 
-    def append_telemetry(self, data: bytes, offset: int) -> int:
+    def append_telemetry(self, data: bytes, offset: int, node: int = 0) -> int:
         """Mirror telemetry from byte `offset` on; return the mirror's size. Raises DiskFull; see Mirror.append."""
         self._writable()
-        return self._telemetry.append(data, offset)
+        return self._mirror(layout.telemetry_of(node)).append(data, offset)
 
-    def read_stdout(self, offset: int, limit: int) -> bytes:
-        """At most `limit` bytes of output from `offset` on; empty at its end."""
-        return self._stdout.read(offset, limit)
+    def read_stdout(self, offset: int, limit: int, node: int = 0) -> bytes:
+        """At most `limit` bytes of a node's output from `offset` on; empty at its end."""
+        return self._mirror(layout.stdout_of(node)).read(offset, limit)
 
-    def read_telemetry(self, offset: int, limit: int) -> bytes:
-        """At most `limit` bytes of telemetry from `offset` on; empty at its end."""
-        return self._telemetry.read(offset, limit)
+    def read_telemetry(self, offset: int, limit: int, node: int = 0) -> bytes:
+        """At most `limit` bytes of a node's telemetry from `offset` on; empty at its end."""
+        return self._mirror(layout.telemetry_of(node)).read(offset, limit)
 
-    def read_stdout_to_line_end(self, start: int, offset: int) -> bytes:
+    def read_stdout_to_line_end(self, start: int, offset: int, node: int = 0) -> bytes:
         """Output from `start` to the end of the line that byte `offset` is in, its newline included."""
-        parts = [self.read_stdout(start, max(0, offset - start))]
+        parts = [self.read_stdout(start, max(0, offset - start), node)]
         at = start + len(parts[0])
-        while at >= offset and (block := self.read_stdout(at, _LINE_END_BLOCK)):
+        while at >= offset and (block := self.read_stdout(at, _LINE_END_BLOCK, node)):
             newline = block.find(b"\n")
             parts.append(block if newline < 0 else block[: newline + 1])
             if newline >= 0:
@@ -116,9 +139,9 @@ class RunDir:
             at += len(block)
         return b"".join(parts)
 
-    def ticks(self) -> Iterator[dict[str, Any]]:
-        """Telemetry lines (hello, tick, gap) as JSON objects, in order; torn lines are left out."""
-        for _, line in raw_lines(self.path / layout.TELEMETRY):
+    def ticks(self, node: int = 0) -> Iterator[dict[str, Any]]:
+        """A node's telemetry lines (hello, tick, gap) as JSON objects, in order; torn lines are left out."""
+        for _, line in raw_lines(self.path / layout.telemetry_of(node)):
             try:
                 tick = json.loads(line)
             except (ValueError, RecursionError):
@@ -185,8 +208,8 @@ class RunDir:
 
     def close(self) -> None:
         """Close the mirrors. They open again when they are needed."""
-        self._stdout.close()
-        self._telemetry.close()
+        for mirror in self._mirrors.values():
+            mirror.close()
 
     def _writable(self) -> None:
         if self._readonly:

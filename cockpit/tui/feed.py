@@ -82,7 +82,7 @@ class Feed:
         """One line of ekvi.gpu/1."""
         state = self.runs.get(run)
         server = self.servers.get(state.server) if state else None
-        if server is None:
+        if server is None or tick.get("node"):  # of several nodes the first one is shown
             return
         kind = tick.get("type")
         if kind == "hello":

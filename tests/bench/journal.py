@@ -35,7 +35,7 @@ async def _once(write: Callable[[], Any]) -> Any:
 
 
 async def _follow(folder: Path, data: bytes) -> float:
-    follower = RunFollower(RunDir(folder), RunState(run="r"), _Nobody(), _once)
+    follower = RunFollower(RunDir(folder), RunState(run="r"), _Nobody(), _once, nodes=1, log_node=0)
     await follower.recover()
     began = time.process_time()
     for offset in range(0, len(data), _BLOCK):

@@ -48,12 +48,12 @@ def test_append_stamps_and_read_gives_it_back(tmp_path: Path) -> None:
 def test_opening_again_knows_where_it_was(tmp_path: Path) -> None:
     filled(tmp_path / "e")
     with Journal(tmp_path / "e", "run-1") as journal:
-        assert (journal.next_seq, journal.line_events, journal.agent_seq) == (7, 3, 1)
+        assert (journal.next_seq, journal.line_events(), journal.agent_seq) == (7, 3, 1)
 
 
 def test_a_new_journal_knows_nothing(tmp_path: Path) -> None:
     with Journal(tmp_path / "e", "run-1") as journal:
-        assert (journal.next_seq, journal.line_events, journal.agent_seq) == (0, 0, -1)
+        assert (journal.next_seq, journal.line_events(), journal.agent_seq) == (0, 0, -1)
         assert list(journal.read()) == []
 
 
@@ -65,7 +65,7 @@ def test_a_journal_cut_anywhere_opens_at_its_last_whole_record(tmp_path: Path) -
         with Journal(tmp_path / "c", "run-1") as journal:
             whole = data[:cut].count(b"\n")
             assert journal.next_seq == whole
-            assert journal.line_events == sum(e.offset is not None for e in EVENTS[:whole])
+            assert journal.line_events() == sum(e.offset is not None for e in EVENTS[:whole])
             assert journal.agent_seq == (-1 if whole < 2 else 0 if whole < 6 else 1)
             assert (tmp_path / "c").read_bytes() == data[: data[:cut].rfind(b"\n") + 1]
 
@@ -88,7 +88,7 @@ def test_a_record_longer_than_any_window_is_found(tmp_path: Path) -> None:
     with (tmp_path / "e").open("ab") as file:
         file.write(b'{"torn')
     with Journal(tmp_path / "e", "run-1") as journal:
-        assert (journal.next_seq, journal.line_events) == (1, 1)
+        assert (journal.next_seq, journal.line_events()) == (1, 1)
 
 
 def test_a_full_disk_leaves_whole_records_and_the_same_events_go_in_later(
@@ -99,7 +99,7 @@ def test_a_full_disk_leaves_whole_records_and_the_same_events_go_in_later(
         with full_at(len(before) + 30), pytest.raises(DiskFull, match="full"):
             journal.append([Iteration(step=3, offset=100), Iteration(step=4, offset=130)])
         assert (tmp_path / "e").read_bytes() == before
-        assert (journal.next_seq, journal.line_events) == (7, 3)
+        assert (journal.next_seq, journal.line_events()) == (7, 3)
         again = journal.append([Iteration(step=3, offset=100), Iteration(step=4, offset=130)])
         assert [e.seq for e in again] == [7, 8]
     assert [e.seq for e in read_events(tmp_path / "e")] == list(range(9))
@@ -199,7 +199,7 @@ def test_each_event_is_there_once_wherever_a_crash_cut_the_files(
     mirrored = LOG[: cut_log % (len(LOG) + 1)]
     with Journal(path, "run-1") as journal:
         journal.append([e for e in STATES if (e.agent_seq or 0) > journal.agent_seq])
-        parser, known = StreamParser(), journal.line_events
+        parser, known = StreamParser(), journal.line_events()
         events = parser.feed(mirrored, 0)
         journal.append(events[min(known, len(events)) :])
         follow(journal, parser, LOG, len(mirrored), max(0, known - len(events)), block_after)
