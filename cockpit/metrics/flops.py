@@ -58,7 +58,8 @@ def token_cost(config: Mapping[str, Any], model: Mapping[str, Any]) -> float | N
     if isinstance(told, (int, float)) and told > 0:
         return float(told)
     shape, training = config.get("model") or {}, config.get("training") or {}
-    if (config.get("runner") or {}).get("name") != "megatron" or not training.get("sequence_length"):
+    length = _sequence_length(config)
+    if not length:
         return None
     vocab = model.get("padded_vocab")
     vocab = vocab if isinstance(vocab, int) else None
@@ -70,4 +71,18 @@ def token_cost(config: Mapping[str, Any], model: Mapping[str, Any]) -> float | N
     sizes = {key: shape[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn") if key in shape}
     if len(sizes) < 5:
         return None
-    return flops_per_token(Shape(**sizes, vocab=vocab), training["sequence_length"])[CONVENTION]
+    return flops_per_token(Shape(**sizes, vocab=vocab), length)[CONVENTION]
+
+
+def _sequence_length(config: Mapping[str, Any]) -> int | None:
+    """Tokens a sequence where the configuration's model is what was trained, else None.
+
+    A command trains what it likes: its profile must declare the length, and a model by the name of the profile's.
+    """
+    runner, model = config.get("runner") or {}, config.get("model") or {}
+    if runner.get("name") == "megatron":
+        return (config.get("training") or {}).get("sequence_length")
+    declares = runner.get("declares") or {}
+    if runner.get("name") != "command" or not model.get("name") or declares.get("model") != model["name"]:
+        return None
+    return declares.get("sequence_length")

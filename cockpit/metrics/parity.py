@@ -21,7 +21,9 @@ _ABSENT = "(not set)"
 _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"(model|data|training|runner)\.name$", "info", "a name; what it stands for is compared by itself"),
     (r"runner$", "blocking", "another program"),
-    (r"runner\.log_level$", None, ""),
+    (r"runner\.(log_level|log_format|artifacts)$", None, ""),
+    (r"runner\.declares\.", "blocking", "the programs are declared to train something else"),
+    (r"runner\.env\.", "warning", "an environment variable set otherwise"),
     (r"runner\.", "blocking", "the program does other work"),
     (r"model\.", "blocking", "another model"),
     (r"built\.", "blocking", "the model that was built is another"),

@@ -256,7 +256,9 @@ def _compute(run: _Run) -> None:
 
 
 def _utilisation(run: _Run, tflops: float, n: int | None) -> None:
-    precision = str((run.config.get("training") or {}).get("precision"))
+    runner, training = run.config.get("runner") or {}, run.config.get("training") or {}
+    said = runner.get("declares") or {} if runner.get("name") == "command" else training
+    precision = str(said.get("precision"))
     model = run.ticks.model()
     spec = gpu_spec(model)
     peak = spec.peak_tflops(precision) if spec else None
