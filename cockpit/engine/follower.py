@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cockpit.core.events import Artifact, Event, Iteration, StateChange
+from cockpit.core.events import Artifact, Event, Iteration, State, StateChange
 from cockpit.core.state import RunState, reduce
 from cockpit.engine.observer import Observer
 from cockpit.parse.states import parse_states
-from cockpit.parse.stream import StreamParser
+from cockpit.parse.stream import Declared, StreamParser
 
 if TYPE_CHECKING:
     from cockpit.store.rundir import RunDir
@@ -33,7 +32,7 @@ _BLOCK = 1 << 20
 class _Node:
     """One node's streams."""
 
-    parser: StreamParser = field(default_factory=StreamParser)
+    parser: StreamParser
     known: int = 0  # events that the parser gave again and the journal already has
     tick_rest: bytes = b""
 
@@ -42,7 +41,8 @@ class RunFollower:
     """Follows one run. `patient` calls a writer again until the disk has room for what it writes.
 
     `nodes` is how many nodes it runs on (None: as run.json says), `log_node` the one whose output tells iterations;
-    everything else is taken from all. An observer is handed log and ticks of the log node alone.
+    everything else is taken from all. An observer is handed the log of the log node alone, to which the iterations'
+    offsets belong, and the ticks of all nodes, those of another than the first with their `node`.
     """
 
     def __init__(
@@ -59,53 +59,65 @@ class RunFollower:
         self.state = state
         self._observer = observer
         self._patient = patient
-        self._parser = StreamParser()
         self._journal = run_dir.journal()
-        self._known = 0  # events that the parser gave again and the journal already has
-        self._tick_rest = b""
+        meta = run_dir.meta() if nodes is None or log_node is None else {}
+        self.log_node = int((meta.get("plan") or {}).get("log_node") or 0) if log_node is None else log_node
+        declared = declared_of(meta.get("config") or {})
+        self._nodes = [_Node(StreamParser(declared)) for _ in range(run_dir.nodes if nodes is None else nodes)]
         self._states_rest = b""
         self.ending: StateChange | None = None
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the run has."""
+        return len(self._nodes)
 
     async def recover(self) -> None:
         """Play what is on disk: journal, mirrored output, telemetry; journal what a crash kept from it."""
         for event in self._journal.read():
             self._tell(event)
-        self._known = self._journal.line_events
-        offset = 0
-        while block := await asyncio.to_thread(self.dir.read_stdout, offset, _BLOCK):
-            self._observer.log(self.state.run, offset, block)
-            await self._journal_events(self._unknown(self._parser.feed(block, offset)))
-            offset += len(block)
-        offset = 0
-        while block := await asyncio.to_thread(self.dir.read_telemetry, offset, _BLOCK):
-            self._ticks(block)
-            offset += len(block)
+        for i, node in enumerate(self._nodes):
+            node.known = self._journal.line_events(i)
+            offset = 0
+            while block := await asyncio.to_thread(self.dir.read_stdout, offset, _BLOCK, i):
+                await self._parsed(i, offset, block)
+                offset += len(block)
+            offset = 0
+            while block := await asyncio.to_thread(self.dir.read_telemetry, offset, _BLOCK, i):
+                self._ticks(i, block)
+                offset += len(block)
 
-    def _unknown(self, events: Sequence[Event]) -> list[Event]:
-        """The events that the journal does not hold yet."""
-        skipped = min(self._known, len(events))
-        self._known -= skipped
-        return list(events[skipped:])
-
-    async def output(self, offset: int, data: bytes) -> None:
-        """Raw output from `offset` on; what is mirrored already is dropped."""
-        start = max(offset, self.dir.stdout_size)
+    async def output(self, offset: int, data: bytes, node: int = 0) -> None:
+        """Raw output of a node from `offset` on; what is mirrored already is dropped."""
+        start = max(offset, self.dir.stdout_size_of(node))
         end = offset + len(data)
-        while (have := self.dir.stdout_size) < end:
-            await self._patient(partial(self.dir.append_stdout, data[have - offset :], have))
-        fresh = data[start - offset :] if start < end else b""
-        if fresh:
-            self._observer.log(self.state.run, start, fresh)
-            await self._journal_events(self._unknown(self._parser.feed(fresh, start)))
-
-    async def telemetry(self, offset: int, data: bytes) -> None:
-        """Lines of telemetry from `offset` on; what is mirrored already is dropped."""
-        start = max(offset, self.dir.telemetry_size)
-        end = offset + len(data)
-        while (have := self.dir.telemetry_size) < end:
-            await self._patient(partial(self.dir.append_telemetry, data[have - offset :], have))
+        while (have := self.dir.stdout_size_of(node)) < end:
+            await self._patient(partial(self.dir.append_stdout, data[have - offset :], have, node))
         if start < end:
-            self._ticks(data[start - offset :])
+            await self._parsed(node, start, data[start - offset :])
+
+    async def telemetry(self, offset: int, data: bytes, node: int = 0) -> None:
+        """Lines of a node's telemetry from `offset` on; what is mirrored already is dropped."""
+        start = max(offset, self.dir.telemetry_size_of(node))
+        end = offset + len(data)
+        while (have := self.dir.telemetry_size_of(node)) < end:
+            await self._patient(partial(self.dir.append_telemetry, data[have - offset :], have, node))
+        if start < end:
+            self._ticks(node, data[start - offset :])
+
+    async def _parsed(self, node: int, offset: int, data: bytes) -> None:
+        """Output that is mirrored: shown, parsed, journaled."""
+        if node == self.log_node:
+            self._observer.log(self.state.run, offset, data)
+        await self._journal_events(self._unknown(node, self._nodes[node].parser.feed(data, offset)))
+
+    def _unknown(self, node: int, events: Sequence[Event]) -> list[Event]:
+        """A node's events as the journal has them, without those that it holds already."""
+        if self.nodes > 1:
+            events = [_of_node(e, node) for e in events if node == self.log_node or not isinstance(e, Iteration)]
+        skipped = min(self._nodes[node].known, len(events))
+        self._nodes[node].known -= skipped
+        return list(events[skipped:])
 
     async def states(self, data: bytes) -> None:
         """The next bytes of the agent's state file; an end is kept back until all output is home."""
@@ -121,8 +133,9 @@ class RunFollower:
         self._states_rest = b""
 
     async def finish(self) -> None:
-        """All output is home: give what the parser held back, then the end that the agent told."""
-        await self._journal_events(self._unknown(self._parser.finish()))
+        """All output is home: give what the parsers held back, then the end that the agent told."""
+        for i, node in enumerate(self._nodes):
+            await self._journal_events(self._unknown(i, node.parser.finish()))
         if self.ending is not None:
             await self._journal_events([self.ending])
 
@@ -157,15 +170,31 @@ class RunFollower:
         reduce(self.state, event)
         self._observer.event(self.state.run, event)
 
-    def _ticks(self, data: bytes) -> None:
-        whole, self._tick_rest = _whole_lines(self._tick_rest + data)
+    def _ticks(self, node: int, data: bytes) -> None:
+        whole, self._nodes[node].tick_rest = _whole_lines(self._nodes[node].tick_rest + data)
         for line in whole.splitlines():
             try:
                 tick = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # a torn line of an agent that was killed; its gap is declared by the next one
             if isinstance(tick, dict):
-                self._observer.tick(self.state.run, tick)
+                self._observer.tick(self.state.run, {**tick, "node": node} if node else tick)
+
+
+def declared_of(config: Mapping[str, Any]) -> Declared:
+    """What a run's configuration declares of its log; nothing but for the runner `command`."""
+    runner = config.get("runner") or {}
+    said = runner.get("declares") or {}
+    return Declared(said.get("sequence_length"), said.get("global_batch"), runner.get("log_format") or "auto")
+
+
+def _of_node(event: Event, node: int) -> Event:
+    """An event of a node's line. What other nodes made lies below a folder of theirs, as it comes home."""
+    if node == 0:
+        return event
+    if isinstance(event, Artifact):
+        return replace(event, node=node, path=f"node{node}/{event.path}")
+    return replace(event, node=node)
 
 
 def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
