@@ -9,7 +9,7 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cockpit.core.errors import UsageError
 
@@ -40,6 +40,32 @@ def kept(fd: int, *, raw: bool) -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def driven(
+    loop: asyncio.AbstractEventLoop, fd: int, keys: Callable[[bytes], None], resized: Callable[[], None]
+) -> Iterator[None]:
+    """Keys and changes of size go to a command elsewhere."""
+
+    def typed() -> None:
+        with contextlib.suppress(OSError):
+            keys(os.read(fd, 65536))
+
+    loop.add_reader(fd, typed)
+    loop.add_signal_handler(signal.SIGWINCH, resized)
+    try:
+        yield
+    finally:
+        loop.remove_reader(fd)
+        loop.remove_signal_handler(signal.SIGWINCH)
+
+
+def show(data: bytes) -> None:
+    """Write to the terminal, all of it; blocks while the terminal does."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(sys.stdout.fileno(), view) :]
 
 
 @contextlib.contextmanager
