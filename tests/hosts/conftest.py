@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
 from tests.hosts.dockerd import Dockerd, private_dockerd
+from tests.hosts.machines import LOCK, Machines, two_machines
+from tests.hosts.namespace import locked
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Sessions that need the two machines take turns; they wait here, where no test's time is running."""
+    wanted = any("machines" in getattr(item, "fixturenames", ()) for item in session.items)
+    if not wanted or session.config.option.collectonly:
+        return (yield)
+    with locked(LOCK):
+        return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +29,20 @@ def dockerd() -> Iterator[Dockerd]:
     """
     with private_dockerd() as daemon:
         yield daemon
+
+
+@pytest.fixture(scope="session")
+def running_machines() -> Iterator[Machines]:
+    """The two machines, as long as the session lasts; tests take `machines`."""
+    with two_machines() as machines:
+        yield machines
+
+
+@pytest.fixture
+def machines(running_machines: Machines) -> Iterator[Machines]:
+    """cuda-host and rocm-host, each as new: see `Machines` and `Machine`."""
+    for machine in running_machines.both:
+        machine.settle()
+    yield running_machines
+    for machine in running_machines.both:
+        machine.settle()

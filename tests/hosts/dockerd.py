@@ -29,7 +29,7 @@ def daemon_argv(run: Path, data: Path, socket: Path, cgroups: str) -> list[str]:
     return [
         *("dockerd", "--group", "docker", "--host", f"unix://{socket}", "--pidfile", str(run / "docker.pid")),
         *("--data-root", str(data), "--exec-root", str(run / "docker"), "--storage-driver", "overlay2"),
-        *("--iptables=false", "--ip6tables=false", "--bridge=none", "--live-restore"),
+        *("--iptables=false", "--ip6tables=false", "--ip-forward=false", "--bridge=none", "--live-restore"),
         *("--cgroup-parent", f"/{cgroups}", "--config-file", str(run / "daemon.json")),
     ]
 

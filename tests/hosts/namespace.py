@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -135,21 +135,27 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 @contextmanager
 def own_folder(prefix: str) -> Iterator[Path]:
     """A folder below ROOT for as long as it is needed; those that a killed session left are removed first."""
+    with ExitStack() as held:
+        with locked(ROOT / "folders.lock"):
+            _sweep()
+            folder = ROOT / f"{prefix}{os.getpid()}-{os.urandom(3).hex()}"
+            held.enter_context(locked(folder.with_suffix(".held")))
+            folder.mkdir(mode=0o755)
+        try:
+            yield folder
+        finally:
+            remove(folder)
+            folder.with_suffix(".held").unlink()
+
+
+def _sweep() -> None:
+    """Remove the folders that nobody holds any more."""
     for left in ROOT.glob("*.held"):
         with locked(left, wait=False) as free:
             if free:
                 remove(left.with_suffix(""))
                 remove_cgroups(f"ekvi-test-{left.stem}")
-                left.unlink(missing_ok=True)
-    name = f"{prefix}{os.getpid()}-{os.urandom(3).hex()}"
-    with locked(ROOT / f"{name}.held"):
-        folder = ROOT / name
-        folder.mkdir(mode=0o755)
-        try:
-            yield folder
-        finally:
-            remove(folder)
-            (ROOT / f"{name}.held").unlink()
+                left.unlink()
 
 
 def remove(folder: Path) -> None:
