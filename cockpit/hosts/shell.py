@@ -6,7 +6,8 @@ import re
 import shlex
 from collections.abc import Iterator
 
-PLACES = ("RUN_DIR", "OUT_DIR", "CODE_DIR", "CACHE_DIR", "WORK_DIR")  # what the agent fills in
+# What the agent fills in.
+PLACES = ("RUN_DIR", "OUT_DIR", "CODE_DIR", "CACHE_DIR", "FILES_DIR", "SECRETS_DIR", "WORK_DIR")
 _PLACE = re.compile(r"(\$\{(?:" + "|".join(PLACES) + r")\})")
 _END = "EKVI_END"
 
@@ -25,11 +26,32 @@ def comment(text: str) -> Iterator[str]:
         yield f"#   {line}"
 
 
+def comment_line(text: str) -> Iterator[str]:
+    """`text` as a remark of the script's own, also where a name in it holds a newline."""
+    for line in text.split("\n"):
+        yield f"# {line}"
+
+
+def end_of(text: str, end: str = _END) -> str:
+    """A word that ends a here-document with `text` in it, since it is no line of it."""
+    lines = set(text.split("\n"))
+    while end in lines:
+        end += "_"
+    return end
+
+
 def write(path: str, text: str) -> Iterator[str]:
     """Lines that write `text`, which ends with a newline, to `path`, a shell word already."""
-    end = _END
-    while end in text.split("\n"):
-        end += "_"
-    yield f"cat > {path} <<'{end}'"
+    yield from _document(f"cat > {path}", text)
+
+
+def show(text: str) -> Iterator[str]:
+    """Lines that print `text`, which ends with a newline."""
+    yield from _document("cat", text)
+
+
+def _document(command: str, text: str) -> Iterator[str]:
+    end = end_of(text)
+    yield f"{command} <<'{end}'"
     yield from text.removesuffix("\n").split("\n")
     yield end
