@@ -1,14 +1,17 @@
 """A look around a machine before anything is started there: room, rights, devices, load, clock, and who is about.
 
-Each question is one trip, answered by a POSIX shell there in lines of `name=value`. What a server says is data: parsed
-with care, shown through `printable`, and None where it did not say.
+Each question is one trip, answered by a POSIX shell there in lines of `name=value`. What a server says is data:
+parsed with care, its control characters taken out, and None where it did not say.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cockpit.core.errors import ServerError
 from cockpit.core.text import printable
@@ -16,19 +19,19 @@ from cockpit.hosts.base import Host
 
 _LONGEST = 200  # characters of a value that a sentence may quote
 _CLOCK_TRIPS = 4
+_DF = re.compile(r"\s(\d{1,19})\s+(\d{1,19})\s+(\d{1,19})\s+\d+%\s")
 
 # $1 is a folder that need not exist yet, the others are paths to look for. The write is a real one: rights, quotas
 # and read-only file systems all say no in their own way.
 _SCRIPT = r"""
 say() { printf '%s=%s\n' "$1" "$(printf %s "$2" | head -n 1)"; }
 full() { case $1 in "~"|"~/"*) printf %s "${HOME:-}${1#"~"}";; *) printf %s "$1";; esac; }
-left() { LC_ALL=C df -Pk "$1" 2>/dev/null | sed -n '2s/.* \([0-9][0-9]*\)  *[0-9][0-9]*% .*/\1/p'; }
-whole() { LC_ALL=C df -Pk "$1" 2>/dev/null | sed -n '2s/.*[^ ]  *\([0-9][0-9]*\)  *[0-9][0-9]*  *[0-9][0-9]*  *[0-9][0-9]*% .*/\1/p'; }
+disk() { LC_ALL=C df -Pk "$1" 2>/dev/null | tail -n 1; }
 say user "$(id -un 2>/dev/null || id -u)"
 p=$1; shift
 while [ ! -e "$p" ] && [ "$p" != / ] && [ "$p" != . ]; do p=$(dirname "$p"); done
 say at "$p"
-say left_kb "$(left "$p")"
+say disk "$(disk "$p")"
 if t=$(LC_ALL=C mktemp "$p/.ekvi-XXXXXX" 2>&1); then
   said=$( (head -c 65536 /dev/zero > "$t") 2>&1) && say write yes || say refused "$said"
   rm -f "$t"
@@ -45,7 +48,7 @@ done
 set -- /dev/dri/renderD*
 [ -e "$1" ] && say renders $#
 [ -e /dev/nvidiactl ] || [ -e /proc/driver/nvidia ] && say nvidia yes
-say shm_kb "$(whole /dev/shm)"
+say shm "$(disk /dev/shm)"
 say memory_kb "$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo 2>/dev/null)"
 say free_kb "$(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo 2>/dev/null)"
 say load "$(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null)"
@@ -53,6 +56,8 @@ say cores "$(getconf _NPROCESSORS_ONLN 2>/dev/null)"
 LC_ALL=C ps -eo user:32=,etimes=,pcpu=,comm= --sort=-pcpu 2>/dev/null | head -n 6 | sed 's/^/busy=/'
 exit 0
 """
+
+_DISK = r"""printf 'disk=%s\n' "$(LC_ALL=C df -Pk "$1" 2>/dev/null | tail -n 1)" """
 
 _GPUS_AMD = r"""
 for d in /sys/class/drm/renderD*/device; do
@@ -70,6 +75,15 @@ for p in "$@"; do
 done
 exit 0
 """
+
+# Only what is said here leaves the machine: a whole `inspect` would bring other people's environments along.
+_CONTAINERS = r"""
+ids=$("$1" ps -q --no-trunc) || exit 1
+[ -z "$ids" ] || "$1" inspect --format "$2" $ids
+"""
+_SAID = '{{.ID}}\t{{.Name}}\t{{.Config.Image}}\t{{index .Config.Labels "ekvi.run"}}\t{{json .HostConfig.Devices}}'
+_SAID_DOCKER = _SAID + "{{json .HostConfig.DeviceRequests}}"
+_GPU_SIGNS = ("/dev/kfd", "/dev/nvidia", "nvidia.com/gpu", '"gpu"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +147,17 @@ class Whose:
     container: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container that runs. `run` is the run of ours in it; `gpu` whether it was given GPUs."""
+
+    id: str
+    name: str
+    image: str
+    run: str | None
+    gpu: bool
+
+
 async def around(host: Host, folder: str, paths: Sequence[str] = (), *, timeout: float = 30.0) -> Look:
     """What `host` is like for work in `folder`, and which of `paths` are there. Raises ServerError."""
     done = await host.run(["sh", "-c", _SCRIPT, "sh", folder, *paths], timeout=timeout)
@@ -148,14 +173,14 @@ def parse_look(output: bytes, paths: int) -> Look:
     return Look(
         user=said.get("user"),
         at=said.get("at", "/"),
-        left_by=_kib(said.get("left_kb")),
+        left_by=_disk(said.get("disk"))[1],
         refused=None if "write" in said else said.get("refused", "no reason was given"),
         there=tuple(said.get(f"path{i}") == "yes" for i in range(paths)),
         nvidia="nvidia" in said,
         kfd="kfd" in said,
         kfd_open="kfd_open" in said,
         renders=_whole(said.get("renders")) or 0,
-        shm_by=_kib(said.get("shm_kb")),
+        shm_by=_disk(said.get("shm"))[0],
         memory_by=_kib(said.get("memory_kb")),
         free_by=_kib(said.get("free_kb")),
         load=_real(said.get("load")),
@@ -167,10 +192,7 @@ def parse_look(output: bytes, paths: int) -> Look:
 async def gpus(host: Host, vendor: str, *, timeout: float = 30.0) -> Gpus:
     """The GPUs of `vendor` that the driver on `host` shows. Raises ServerError."""
     if vendor == "amd":
-        done = await host.run(["sh", "-c", _GPUS_AMD], timeout=timeout)
-        pairs = _pairs(done.stdout, empty=True)
-        models = tuple(value for key, value in pairs if key == "gpu")
-        return Gpus(len(models) or None, tuple(m for m in models if m), dict(pairs).get("driver") or None)
+        return await _gpus_amd(host, timeout)
     query = ["nvidia-smi", "--query-gpu=index,name,driver_version", "--format=csv,noheader"]
     done = await host.run(query, timeout=timeout)
     if done.rc == 127:
@@ -181,6 +203,33 @@ async def gpus(host: Host, vendor: str, *, timeout: float = 30.0) -> Gpus:
         said = printable(done.last_words)[:_LONGEST] or f"status {done.rc}"
         return Gpus(None, problem=f"nvidia-smi says: {said}")
     return Gpus(len(rows), tuple(row[1] for row in rows), rows[0][2])
+
+
+async def _gpus_amd(host: Host, timeout: float) -> Gpus:
+    """AMD's by amd-smi, else by what the kernel shows."""
+    done = await host.run(["amd-smi", "static", "--asic", "--driver", "--json"], timeout=timeout)
+    said = _json(done.stdout) if done.rc == 0 else None
+    rows = said.get("gpu_data") if isinstance(said, dict) else said  # a bare list before ROCm 7
+    if isinstance(rows, list) and rows:
+        driver = _inner(rows[0], "driver", "version")
+        return Gpus(len(rows), tuple(name for row in rows if (name := _inner(row, "asic", "market_name"))), driver)
+    done = await host.run(["sh", "-c", _GPUS_AMD], timeout=timeout)
+    pairs = _pairs(done.stdout, empty=True)
+    models = [value for key, value in pairs if key == "gpu"]
+    return Gpus(len(models) or None, tuple(m for m in models if m), dict(pairs).get("driver") or None)
+
+
+def _json(output: bytes) -> Any:
+    try:
+        return json.loads(output.decode(errors="replace"))
+    except ValueError:
+        return None
+
+
+def _inner(row: Any, section: str, key: str) -> str | None:
+    part = row.get(section) if isinstance(row, dict) else None
+    value = part.get(key) if isinstance(part, dict) else None
+    return printable(value)[:_LONGEST] if isinstance(value, str) else None
 
 
 async def clock(host: Host, *, timeout: float = 20.0) -> Clock | None:
@@ -201,6 +250,12 @@ async def clock(host: Host, *, timeout: float = 20.0) -> Clock | None:
     return best
 
 
+async def left_by(host: Host, folder: str, *, timeout: float = 20.0) -> int | None:
+    """The space in bytes that is left where `folder` stands, None where that cannot be said. Raises ServerError."""
+    done = await host.run(["sh", "-c", _DISK, "sh", folder], timeout=timeout)
+    return _disk(dict(_pairs(done.stdout)).get("disk"))[1]
+
+
 async def whose(host: Host, pids: Sequence[int], *, timeout: float = 20.0) -> dict[int, Whose]:
     """Which run of ours and which container each of `pids` belongs to, as far as we may look. Raises ServerError."""
     if not pids:
@@ -213,6 +268,20 @@ async def whose(host: Host, pids: Sequence[int], *, timeout: float = 20.0) -> di
     return {
         pid: Whose(said.get(("run", str(pid))) or None, said.get(("container", str(pid))) or None) for pid in pids
     }
+
+
+async def containers(host: Host, engine: str, *, timeout: float = 30.0) -> list[Container]:
+    """The containers that run on `host` under `engine`. Raises ServerError."""
+    said = _SAID_DOCKER if engine == "docker" else _SAID
+    done = await host.run(["sh", "-c", _CONTAINERS, "sh", engine, said], timeout=timeout)
+    if done.rc != 0 and not done.stdout:
+        raise ServerError(f"{engine} on {host.name} does not list its containers: {printable(done.last_words)}.")
+    rows = [line.split("\t") for line in _text(done.stdout).splitlines()]
+    return [
+        Container(row[0], row[1].lstrip("/"), row[2], row[3] or None, any(sign in row[4] for sign in _GPU_SIGNS))
+        for row in rows
+        if len(row) == 5
+    ]
 
 
 def _text(data: bytes) -> str:
@@ -242,6 +311,12 @@ def _whole(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
+def _disk(row: str | None) -> tuple[int | None, int | None]:
+    """Size and free bytes of a row of `df -Pk`."""
+    found = _DF.search(row or "")
+    return (int(found[1]) * 1024, int(found[3]) * 1024) if found else (None, None)
+
+
 def _kib(text: str | None) -> int | None:
     value = _whole(text)
     return None if value is None else value * 1024
@@ -256,8 +331,8 @@ def _real(text: str | None) -> float | None:
     )
 
 
-def free_words(by: int | None, words: Mapping[int, str] | None = None) -> str:
-    """A size in words: 12.3 GB."""
+def size(by: int | None) -> str:
+    """Bytes in words: 12.3 GB."""
     if by is None:
         return "unknown"
     value = float(by)
