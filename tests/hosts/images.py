@@ -34,10 +34,8 @@ _TRAINING = (
     "omegaconf",
     "pyyaml",
 )
-_NOT_STDLIB = r"site-packages|test|tests|idlelib|tkinter|turtledemo|ensurepip|lib2to3|config-[^/]*|__pycache__"
-_NOT_SITE = (
-    r"tests|torch/(include|test|bin|share|testing/_internal/(?!.*)|lib/.*\.a)|.*\.(a|h|hpp|cuh|pyi)|sympy/.*/tests"
-)
+_NOT_STDLIB = r"(.*/)?(site-packages|test|tests|idlelib|tkinter|turtledemo|ensurepip|lib2to3|config-[^/]*)"
+_NOT_SITE = r".*/tests|torch/(include|test|share|bin/(?!torch_shm_manager).*)|.*\.(a|h|hpp|cuh|pyi)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +133,13 @@ class Rootfs:
             with source.open("rb") as data:
                 self._add(info, data)
 
-    def tree(self, source: Path, path: str, leave_out: str) -> list[Path]:
-        """A folder's files but those whose path below it, or a folder's on the way, matches; the files taken."""
+    def tree(self, base: Path, top: str, path: str, leave_out: str) -> list[Path]:
+        """Files of `base`/`top` but those whose path below `base`, or a folder's on the way, matches. Those taken."""
         skip = re.compile(leave_out)
         taken = []
-        for folder, folders, files in os.walk(source):
-            below = Path(folder).relative_to(source)
-            folders[:] = sorted(f for f in folders if not (skip.fullmatch(f) or skip.fullmatch(str(below / f))))
+        for folder, folders, files in os.walk(base / top):
+            below = Path(folder).relative_to(base)
+            folders[:] = sorted(f for f in folders if not skip.fullmatch(str(below / f)))
             for name in sorted(files):
                 file = Path(folder, name)
                 if file.exists() and not skip.fullmatch(str(below / name)):
@@ -149,14 +147,16 @@ class Rootfs:
                     taken.append(file)
         return taken
 
-    def libraries(self, programs: Iterable[Path]) -> None:
-        """The shared libraries that these need, the loader among them."""
+    def libraries(self, programs: Iterable[Path], besides: Path | None = None) -> None:
+        """The shared libraries that these need, the loader among them, but those below `besides`."""
         needed: set[str] = set()
         for program in programs:
             said = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False).stdout
             needed.update(re.findall(r"(/\S+) \(0x", said))
         home = next(str(Path(lib).parent) for lib in needed if Path(lib).name.startswith("libc."))
         for lib in sorted(needed):
+            if besides is not None and Path(lib).is_relative_to(besides):
+                continue
             system = lib.startswith(("/lib", "/usr/lib"))
             self.file(Path(lib), lib if system else f"{home}/{Path(lib).name}")
 
@@ -190,7 +190,7 @@ def _python(root: Rootfs) -> None:
     for name in ("python3", "python"):
         root.link(f"{_HOME}/bin/{name}", _VERSION)
         root.link(f"usr/bin/{name}", f"{_HOME}/bin/{_VERSION}")
-    files = root.tree(Path(sysconfig.get_path("stdlib")), f"{_HOME}/lib/{_VERSION}", _NOT_STDLIB)
+    files = root.tree(Path(sysconfig.get_path("stdlib")), "", f"{_HOME}/lib/{_VERSION}", _NOT_STDLIB)
     root.folder(f"{_HOME}/lib/{_VERSION}/site-packages")
     root.libraries([program, *(f for f in files if f.suffix == ".so")])
 
@@ -201,12 +201,12 @@ def _training(root: Rootfs) -> None:
     tops = {f.parts[0] for name in _closure(_TRAINING) for f in importlib.metadata.files(name) or ()}
     shared = []
     for top in sorted(tops - {"..", "__pycache__"}):
-        target = f"{_HOME}/lib/{_VERSION}/site-packages/{top}"
+        path = f"{_HOME}/lib/{_VERSION}/site-packages"
         if (site / top).is_dir():
-            shared += root.tree(site / top, target, _NOT_SITE)
+            shared += root.tree(site, top, path, _NOT_SITE)
         elif (site / top).exists():
-            root.file(site / top, target)
-    root.libraries(f for f in shared if ".so" in f.name)
+            root.file(site / top, f"{path}/{top}")
+    root.libraries((f for f in shared if ".so" in f.name), besides=site)
 
 
 def _closure(names: Iterable[str]) -> list[str]:
