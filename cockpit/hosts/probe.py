@@ -10,6 +10,12 @@ from typing import Any
 
 from cockpit.core.errors import LaunchRefused, ServerError
 from cockpit.hosts.base import Completed, Host
+from cockpit.hosts.probe_container import container_facts
+from cockpit.hosts.probe_tenants import Tenant, gpu_tenants
+
+__all__ = [
+    "HostFacts", "Tenant", "check_python", "container_facts", "detect_vendor", "facts", "gpu_tenants", "parse_facts",
+]  # fmt: skip
 
 _MARK = "@@ "
 
