@@ -96,6 +96,8 @@ def _following(sub: Any, common: argparse.ArgumentParser) -> None:
     p.add_argument("id", metavar="RUN|GROUP", help="an id, a unique prefix of one, or `last`")
     p = _add(sub, "fetch", "follow", "fetch", "bring home what a group's servers hold so far", common)
     p.add_argument("id", metavar="RUN|GROUP", help="an id, a unique prefix of one, or `last`")
+    p.add_argument("--pattern", action="append", metavar="GLOB", help="files to bring: `*.pt`, `logs/**`")
+    p.add_argument("--max-size", metavar="SIZE", help="bring at most this much of a run, such as 10G")
     p = _add(sub, "replay", "follow", "replay", "play a recorded run or group as if it were live", common)
     p.add_argument("id", metavar="RUN|GROUP|demo", help="an id, a unique prefix of one, `last`, or `demo`")
     p.add_argument("--speed", type=float, metavar="X", help="times real time (1; 10 for the demo)")
@@ -148,8 +150,8 @@ def _configuring(sub: Any, common: argparse.ArgumentParser) -> None:
         p.add_argument("profile", nargs=1 if name == "show" else "*", metavar="P", help="a profile's name")
         p.add_argument("--set", dest="overrides", nargs="+", default=[], metavar="KEY=VALUE", help="Hydra overrides")
         _output(p)
-    servers = sub.add_parser("servers", help="add or list servers", parents=[common]).add_subparsers(
-        dest="what", metavar="add|list", required=True
+    servers = sub.add_parser("servers", help="add, list or test servers", parents=[common]).add_subparsers(
+        dest="what", metavar="add|list|test", required=True
     )
     p = _add(servers, "list", "config", "servers_list", "list the servers that profiles can name", common)
     _output(p)
@@ -157,6 +159,18 @@ def _configuring(sub: Any, common: argparse.ArgumentParser) -> None:
     p.add_argument("name", metavar="NAME", help="letters, digits, - and _")
     p.add_argument("values", nargs="*", metavar="KEY=VALUE", help="address=local slots=1 env.NCCL_DEBUG=WARN ...")
     p.add_argument("--force", action="store_true", help="replace a server file of this name")
+
+
+def _examining(sub: Any, servers: Any, common: argparse.ArgumentParser) -> None:
+    p = _add(sub, "doctor", "doctor", "doctor", "look whether a profile's runs could start on its servers", common)
+    p.add_argument("--profile", metavar="P", help="what would be run on which servers")
+    p.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for `run`")
+    p.add_argument("--servers", metavar="A,B", help="only these servers, or server files by name")
+    p.add_argument("--stage", choices=STAGES, help="only this stage")
+    _output(p)
+    p = _add(servers, "test", "doctor", "servers_test", "look whether servers can be reached and used", common)
+    p.add_argument("names", nargs="*", metavar="NAME", help="server files by name (all)")
+    _output(p)
 
 
 def build() -> argparse.ArgumentParser:

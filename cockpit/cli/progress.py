@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cockpit.core.events import Diagnostic, Event, Iteration, StateChange
+from cockpit.core.events import Diagnostic, Event, Iteration, State, StateChange
 from cockpit.core.state import RunState
 from cockpit.core.text import printable
 from cockpit.engine.eta import eta_s
@@ -34,8 +34,8 @@ def duration(seconds: float | None) -> str:
 
 def numbers(state: RunState) -> str:
     """Loss and speed of a run's last iteration; a missing one is left out, not 0."""
-    if state.last is None:
-        return printable(state.stage or "")
+    if state.last is None:  # one that waits says for what
+        return printable((state.reason if state.state is State.PENDING else None) or state.stage or "")
     parts = [f"loss {state.last.loss:.3f}" if state.last.loss is not None else ""]
     speed = state.tokens_per_s
     parts.append(f"{speed:,.0f} tok/s" if speed is not None else "")
@@ -184,7 +184,8 @@ class Plain:
         state = self._states[run]
         if isinstance(event, StateChange):
             stage = f" {event.stage}" if event.stage and not event.state.ended else ""
-            words = ending(state) if event.state.ended else event.state.value + stage
+            waits = f" ({event.reason})" if event.state is State.PENDING and event.reason else ""
+            words = ending(state) if event.state.ended else event.state.value + stage + waits
             tail = last_lines(event) if event.state.failed else []
             self._say("\n".join([f"{title(state)}: {words}", *tail]))
         elif isinstance(event, Diagnostic) and event.level in ("warning", "error"):

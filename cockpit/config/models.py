@@ -275,7 +275,8 @@ class Profile(RunConfig):
 
     `repeats` None is 5 for a duel, else 1. `timeout_s`, `stall_after_s` and `cooldown_s` hold for the servers that
     do not say their own; None is no limit, and no cool-down. `require_all` refuses the group where one server cannot
-    start. `fetch` are patterns of the files that come home.
+    start. `fetch` are patterns of the files that come home. `data_from` names the server, or local, whose prepared
+    data is copied to all others bit by bit.
     """
 
     description: str = ""
@@ -290,6 +291,7 @@ class Profile(RunConfig):
     cooldown_s: Pause | None = None
     require_all: Flag = False
     fetch: tuple[str, ...] = ("**",)
+    data_from: Annotated[str, AfterValidator(_server_name)] | None = None
     limits: LimitsSection = LimitsSection()
 
     def run_config(self) -> RunConfig:

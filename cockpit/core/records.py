@@ -185,7 +185,7 @@ class GroupPlan:
     """All runs launched together. `profile` is a name, `overrides` the user's words, `theme` colours its faces.
 
     `require_all` refuses the group where one of its servers cannot start; else the others go on. `fetch` holds
-    patterns of the artifacts that come home.
+    patterns of the artifacts that come home. `data_from` is the server (or local) whose prepared data all others get.
     """
 
     group: str
@@ -197,6 +197,7 @@ class GroupPlan:
     require_all: bool = False
     fetch: tuple[str, ...] = ("**",)
     limits: Limits = Limits()
+    data_from: str | None = None
 
     @property
     def runs(self) -> tuple[RunPlan, ...]:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cockpit.core.errors import CockpitError, Exit, ServerError, StoreError
+from cockpit.core.errors import CockpitError, Exit
 from cockpit.core.events import State
 from cockpit.core.state import RunState
 from cockpit.engine.apart import Apart
+from cockpit.engine.fetch import Left, Source, Wanted, fetch
 from cockpit.engine.follower import RunFollower
 from cockpit.store.errors import DiskFull
 
 if TYPE_CHECKING:
-    from cockpit.hosts.base import Host
     from cockpit.store.store import GroupRecord, Store
-
-_FETCH_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +30,17 @@ class GroupEnd:
     notes: list[str] = field(default_factory=list)
 
 
-async def finish_run(follower: RunFollower, host: Host | None, out: str | None, apart: Apart) -> list[str]:
+async def finish_run(follower: RunFollower, sources: Sequence[Source], wanted: Wanted, apart: Apart) -> Left:
     """Fetch what the run made, note its end in run.json and write its summary. May be called again.
 
-    Returns a sentence for each file that stays on the server. Raises DiskFull where there is no room here.
+    Returns what stays on the servers. Raises DiskFull where there is no room here, ServerLost where a link breaks.
     """
-    state, run_dir = follower.state, follower.dir
-    left: list[str] = []
-    if host is not None and out is not None:
-        for entry in await asyncio.wait_for(host.listdir(out), _FETCH_TIMEOUT_S):
-            try:
-                target = run_dir.artifact(entry.path)
-                await asyncio.wait_for(host.get(f"{out}/{entry.path}", target), _FETCH_TIMEOUT_S)
-            except StoreError as error:
-                if getattr(error.__cause__, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-                    raise DiskFull(error.message, hint=error.hint) from error
-                raise
-            except ServerError as error:  # one file that cannot be read must not keep the rest from coming home
-                left.append(str(error))
-    await apart(close_run, run_dir.path, state)
+    left = Left()
+    for source in sources:
+        found = await fetch(follower.dir, source, wanted)
+        left.add(found)
+        left.sentences += found.sentences
+    await apart(close_run, follower.dir.path, follower.state)
     return left
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from cockpit.core.errors import UsageError
 from cockpit.core.events import State
 from cockpit.core.records import GroupPlan, QueuePlan, RunPlan
-from cockpit.engine.start import Connect, check, launch
+from cockpit.engine.admit import Connect, Say, check
+from cockpit.engine.putting import launch
 
 if TYPE_CHECKING:
     from cockpit.store.store import GroupRecord, Store
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 _TRY = re.compile(r"\.try(\d+)$")
 
 
-async def resume(store: Store, group: str, connect: Connect) -> tuple[GroupRecord, list[str]]:
+async def resume(
+    store: Store, group: str, connect: Connect, *, say: Say = lambda _: None
+) -> tuple[GroupRecord, list[str]]:
     """Launch new runs in place of those that did not succeed; the record, and the ids of the new runs.
 
     The old runs stay in the store, out of the group. Raises UsageError while the group still runs, StoreError where
@@ -37,11 +40,11 @@ async def resume(store: Store, group: str, connect: Connect) -> tuple[GroupRecor
     if not again:
         return record, []
     plan = again_plan(await asyncio.to_thread(store.plan, group), again)
-    await check(plan, connect)
+    checked = await check(plan, connect, say=say)
     replaced = {
         next_try_of: run.run for run in plan.runs for next_try_of in again if next_try(next_try_of) == run.run
     }
-    return await launch(plan, store, connect, replaced=replaced), list(replaced.values())
+    return await launch(checked, store, connect, replaced=replaced), list(replaced.values())
 
 
 def again_plan(whole: GroupPlan, again: Collection[str]) -> GroupPlan:

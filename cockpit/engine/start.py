@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cockpit.core.errors import ServerError, UsageError
+from cockpit.core.errors import CockpitError, ConfigError, LaunchRefused, ServerError, UsageError
 from cockpit.core.ids import group_id
-from cockpit.core.records import GroupPlan
-from cockpit.engine.admit import Checked, Connect, check, close
+from cockpit.core.records import VENDORS, GroupPlan
+from cockpit.engine.admit import Checked, Connect, check, close, must
 from cockpit.engine.putting import launch
 
 __all__ = ["Checked", "Connect", "Wish", "check", "dry_run", "launch", "plan"]
@@ -39,9 +39,9 @@ async def plan(wish: Wish, connect: Connect) -> GroupPlan:
     if wish.repeats is not None and wish.repeats < 1:
         raise UsageError(f"--repeats {wish.repeats}: a group needs at least 1 run a server.")
     found = await asyncio.to_thread(_load, load, wish, None)
-    vendors = await _vendors(found, connect)
-    if vendors:
-        found = await asyncio.to_thread(_load, load, wish, vendors)
+    vendors, silent = await _vendors(found, connect)
+    if vendors or silent:
+        found = await asyncio.to_thread(_with, load, wish, vendors, silent)
     now = datetime.now(UTC)
     return make_plan(found, group=group_id(wish.profile, now), repeats=wish.repeats, stage=wish.stage)
 
@@ -50,11 +50,21 @@ def _load(load: Callable[..., Any], wish: Wish, vendors: Mapping[str, str] | Non
     return load(wish.profile, wish.overrides, servers=wish.servers, multirun=wish.multirun, detect=vendors)
 
 
-async def _vendors(resolved: Any, connect: Connect) -> dict[str, str]:
-    """The vendors of the servers that leave theirs to be detected, asked all at once.
+def _with(load: Callable[..., Any], wish: Wish, vendors: Mapping[str, str], silent: Sequence[str]) -> Any:
+    """The profile with what was detected; a server that was silent takes any vendor that the profile allows."""
+    for guess in VENDORS[::-1]:
+        try:
+            return _load(load, wish, {**vendors, **dict.fromkeys(silent, guess)})
+        except ConfigError:
+            if not silent or guess == VENDORS[0]:
+                raise
+    return None
 
-    A server that does not answer is left out where another answers: it is planned as one without GPUs, and refused
-    when it is checked. Raises ServerError where none answers.
+
+async def _vendors(resolved: Any, connect: Connect) -> tuple[dict[str, str], list[str]]:
+    """The vendors of the servers that leave theirs to be detected, asked all at once; and those that were silent.
+
+    A silent one is planned nevertheless, and refused when it is checked. Raises ServerError where all are silent.
     """
     from cockpit.hosts.probe import detect_vendor
 
@@ -68,19 +78,18 @@ async def _vendors(resolved: Any, connect: Connect) -> dict[str, str]:
     names = [name for name, server in resolved.base.servers.items() if server.vendor == "auto"]
     answers = await asyncio.gather(*(ask(resolved.base.servers[n]) for n in names), return_exceptions=True)
     found: dict[str, str] = {}
-    errors: list[Exception] = []
+    silent: dict[str, CockpitError] = {}
     for name, answer in zip(names, answers, strict=True):
         if isinstance(answer, str):
             found[name] = answer
-        elif isinstance(answer, ServerError | TimeoutError):
-            found[name] = "cpu"
-            errors.append(answer)
+        elif isinstance(answer, ServerError):
+            silent[name] = LaunchRefused(f"server {name}: {answer.message}", hint=answer.hint)
+        elif isinstance(answer, TimeoutError):
+            silent[name] = LaunchRefused(f"server {name}: no answer within {_TIMEOUT_S:.0f} s.")
         else:
             raise answer
-    if errors and (len(errors) == len(resolved.base.servers) or resolved.base.require_all):
-        first = errors[0]
-        raise first if isinstance(first, ServerError) else ServerError(f"No server answered within {_TIMEOUT_S:.0f} s.")
-    return found
+    must(silent, resolved.base.servers, require_all=resolved.base.require_all)
+    return found, list(silent)
 
 
 def dry_run(group: GroupPlan) -> str:

@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import ServerError
 from cockpit.core.records import Access
-from cockpit.store.records import access_of
+from cockpit.engine.queue_follow import nodes_of
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host
-    from cockpit.store.store import GroupRecord, Store
+    from cockpit.store.store import GroupRecord
 
 _TIMEOUT_S = 60.0
 
 
-async def put_stop(store: Store, group: GroupRecord, run: str | None, connect: Callable[[Access], Host]) -> bool:
-    """Ask the agents to stop `run`, or all of the group; False where nothing of it runs any more.
+async def put_stop(
+    group: GroupRecord, run: str | None, connect: Callable[[Access], Host]
+) -> tuple[bool, list[ServerError]]:
+    """Ask the agents to stop `run`, or all of the group, on all servers at once.
 
-    Raises ServerError where a server does not take the wish.
+    Says whether anything of it runs still, and the errors of servers that did not take the wish.
     """
+    queues = [q for q in group.queues if "path" in q and (run is None or run in q["runs"])]
+    wishes = [_put(node, run, connect) for queue in queues for node in nodes_of(queue)]
+    answers = await asyncio.gather(*wishes, return_exceptions=True)
+    errors = [a for a in answers if isinstance(a, ServerError)]
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, ServerError):
+            raise answer
+    return any(a is True for a in answers), errors
+
+
+async def _put(node: Mapping[str, Any], run: str | None, connect: Callable[[Access], Host]) -> bool:
     from cockpit.telemetry import deploy
 
-    put = False
-    for queue in group.queues:
-        if run is not None and run not in queue["runs"]:
-            continue
-        host = connect(access_of(queue))
-        try:
-            if await asyncio.wait_for(host.read(f"{queue['path']}/queue.json", 0, 1), _TIMEOUT_S):
-                await asyncio.wait_for(deploy.stop(host, queue["path"], run), _TIMEOUT_S)
-                put = True
-        except TimeoutError:
-            raise ServerError(
-                f"server {queue['address']} did not take the wish to stop within {_TIMEOUT_S:.0f} s."
-            ) from None
-        finally:
-            await asyncio.wait_for(host.close(), _TIMEOUT_S)
-    return put
+    host = connect(Access.from_json(node["access"]))
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            there = bool(await host.read(f"{node['path']}/queue.json", 0, 1))
+            if there:
+                await deploy.stop(host, node["path"], run)
+            return there
+    except TimeoutError:
+        raise ServerError(f"{host.name} did not take the wish to stop within {_TIMEOUT_S:.0f} s.") from None
+    finally:
+        await asyncio.wait_for(host.close(), _TIMEOUT_S)

@@ -17,6 +17,21 @@ def code_file(workdir: str, sha256: str) -> str:
     return f"{workdir}/code/{sha256[:16]}.zip"
 
 
+def files_file(workdir: str, sha256: str) -> str:
+    """A local file or folder that a server's `files` names, packed, by its hash; the agent unpacks it beside."""
+    return f"{workdir}/files/{sha256[:16]}.zip"
+
+
+def data_folder(workdir: str) -> str:
+    """Prepared data, an entry a folder."""
+    return f"{workdir}/cache/data"
+
+
+def secret_file(queue: str, name: str) -> str:
+    """One secret's value."""
+    return f"{queue}/secrets/{name}"
+
+
 def queue_folder(workdir: str, group: str, key: str) -> str:
     """The folder of one queue of one group ("Q")."""
     return f"{workdir}/groups/{group}.{key}"

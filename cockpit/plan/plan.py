@@ -55,6 +55,7 @@ def make_plan(resolved: Resolved, *, group: str, repeats: int | None = None, sta
         theme=resolved.base.theme.name,
         require_all=resolved.base.require_all,
         fetch=resolved.base.fetch,
+        data_from=resolved.base.data_from,
         limits=Limits(**resolved.base.limits.model_dump()),
         queues=tuple(_queue(keys[key], members, specs) for key, members in queues.items()),
     )

@@ -7,8 +7,10 @@ part, LaunchRefused where an agent cannot be started.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cockpit.core.errors import LaunchRefused, ServerError
@@ -42,11 +44,15 @@ async def deploy(
     configs: Mapping[str, Mapping[str, Any]],
     agent: Package,
     code: Package,
+    *,
+    files: Mapping[str, Path] | None = None,
+    secrets: Mapping[str, bytes] | None = None,
 ) -> str:
     """Put a queue and all that it needs on the server, files 0600 in folders 0700, and return `q`.
 
-    `queue` is ekvi.queue/1, `configs` holds each run's resolved configuration. queue.json goes last: where it
-    stands, everything else does. Nothing is started. Raises LaunchRefused where another queue stands at `q`.
+    `queue` is ekvi.queue/1, `configs` holds each run's resolved configuration, `files` are archives here by their
+    SHA-256, `secrets` values by name. queue.json goes last: where it stands, everything else does. Nothing is
+    started. Raises LaunchRefused where another queue stands at `q`.
     """
     document = layout.document(queue).encode()
     there = await host.read(layout.queue_file(q), 0, len(document) + 1)
@@ -55,7 +61,11 @@ async def deploy(
     await _put_package(host, agent, layout.agent_file(workdir, agent.sha256))
     if queue["code"] is not None:
         await _put_package(host, code, layout.code_file(workdir, code.sha256))
+    for sha256, path in (files or {}).items():
+        await _put_archive(host, path, sha256, layout.files_file(workdir, sha256))
     await host.mkdirs(f"{q}/control")
+    for name, value in (secrets or {}).items():
+        await host.put(value, layout.secret_file(q, name))
     for run, config in configs.items():
         await _put_document(host, config, layout.config_file(q, run))
     await _put_launch(host, q, _Launch(agent.sha256[:16], None))
@@ -155,3 +165,10 @@ async def _put_package(host: Host, package: Package, path: str) -> None:
     size = len(package.data)
     if len(await host.read(path, size - 1, 2)) != 1:
         await host.put(package.data, path)
+
+
+async def _put_archive(host: Host, source: Path, sha256: str, path: str) -> None:
+    """The same for an archive, which may be large."""
+    last = os.path.getsize(source) - 1
+    if len(await host.read(path, last, 2)) != 1 and await host.put_file(source, path) != sha256:
+        raise LaunchRefused(f"{source} changed while it was sent to {host.name}.", hint="Launch it again.")

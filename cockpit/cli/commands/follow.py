@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,12 @@ from cockpit.cli.progress import Quiet
 from cockpit.core.errors import Exit, LaunchRefused, UsageError
 
 if TYPE_CHECKING:
+    from cockpit.engine.fetch import Wanted
     from cockpit.engine.replay import ReplaySession
-    from cockpit.store.store import Store
+    from cockpit.store.store import GroupRecord, Store
 
 _DEMO_SPEED = 10.0
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTkmgt]?)(?:i?[Bb])?")
 
 
 def _store(args: argparse.Namespace) -> Store:
@@ -61,22 +64,28 @@ def stop(args: argparse.Namespace) -> int:
     store = _store(args)
     group, run = _group_of(store, args.id)
     record = store.group(group)
-    put = asyncio.run(put_stop(store, record, run, connect))
-    if not put:
+    put, errors = asyncio.run(put_stop(record, run, connect))
+    for error in errors:
+        sys.stderr.write(f"warning: {error}\n")
+    if not put and not errors:
         sys.stderr.write(f"{args.id}: nothing of it runs.\n")
         return int(Exit.OK)
+    missed = int(Exit.SERVER if errors else Exit.OK)
     try:
         lock = store.lock_group(group)
     except LaunchRefused:
         sys.stderr.write(f"{group}: asked to stop; the cockpit that follows it will show its end.\n")
-        return int(Exit.OK)
+        return missed
     with lock:
         if run is not None:
             sys.stderr.write(f"{run}: asked to stop; `ekvi-cockpit attach {group}` follows the others.\n")
-            return int(Exit.OK)
-        outcome = asyncio.run(follow(LiveSession(store, record, connect), Quiet(), stops=False))
+            return missed
+        session = LiveSession(store, record, connect)
+        if errors:  # a server that is away takes the wish when it is back
+            session.wish()
+        outcome = asyncio.run(follow(session, Quiet(), stops=False))
     sys.stderr.write(f"{group}: {outcome.state}\n")
-    return int(Exit.INTERRUPTED if outcome.exit_code == Exit.INTERRUPTED else Exit.OK)
+    return outcome.exit_code if outcome.exit_code in (Exit.INTERRUPTED, Exit.SERVER) else int(Exit.OK)
 
 
 def fetch(args: argparse.Namespace) -> int:
@@ -88,10 +97,45 @@ def fetch(args: argparse.Namespace) -> int:
     group, _ = _group_of(store, args.id)
     with store.lock_group(group):
         record = store.group(group)
-        outcome = asyncio.run(follow(LiveSession(store, record, connect, once=True), Quiet(), stops=False))
+        wanted = _wanted(args, record)
+        outcome = asyncio.run(
+            follow(LiveSession(store, record, connect, once=True, wanted=wanted), Quiet(), stops=False)
+        )
+        code = outcome.exit_code if outcome.exit_code in (Exit.INTERRUPTED, Exit.SERVER) else int(Exit.OK)
+        if args.pattern or args.max_size is not None:
+            code = max(code, asyncio.run(_fetch_more(store, store.group(group), wanted)))
     for run in record.runs:
         sys.stdout.write(f"{store.run_dir(run).path}\n")
-    return int(Exit.INTERRUPTED if outcome.exit_code == Exit.INTERRUPTED else Exit.OK)
+    return code
+
+
+def _wanted(args: argparse.Namespace, record: GroupRecord) -> Wanted:
+    from cockpit.core.records import Limits
+    from cockpit.engine.fetch import Wanted
+
+    limits = Limits(**record.limits)
+    most = limits.fetch_by if args.max_size is None else _bytes(args.max_size)
+    patterns = tuple(args.pattern or (("**",) if args.max_size is not None else record.fetch))
+    return Wanted(patterns, most, limits.fetch_files)
+
+
+def _bytes(text: str) -> int:
+    """`10G` in bytes; raises UsageError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise UsageError(f"--max-size {text}: it is a number with K, M, G or T behind it.", hint="--max-size 10G")
+    return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
+
+
+async def _fetch_more(store: Store, record: GroupRecord, wanted: Wanted) -> int:
+    from cockpit.engine.more import fetch_more
+    from cockpit.hosts import connect
+
+    said: list[str] = []
+    trouble = await fetch_more(store, record, connect, wanted, said.append)
+    for text in said:
+        sys.stderr.write(f"{text}\n")
+    return int(Exit.SERVER if trouble else Exit.OK)
 
 
 def replay(args: argparse.Namespace) -> int:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cockpit.cli.follow import ctrl_c_waits, follow, observer, print_result, say_it_goes_on, watch
 from cockpit.cli.jsonlines import extras
 from cockpit.core.errors import Exit, UsageError
+from cockpit.core.text import printable
 
 if TYPE_CHECKING:
-    from cockpit.core.records import GroupPlan
+    from cockpit.engine.admit import Connect
     from cockpit.engine.start import Wish
     from cockpit.store.store import GroupRecord, Store
+
+    Start = Callable[[], Awaitable[GroupRecord]]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,15 +32,14 @@ def run(args: argparse.Namespace) -> int:
         from cockpit.tui import need_terminal
 
         need_terminal()
-    wish = _wish(args)
     if args.dry_run:
-        return _dry_run(wish, args)
+        return _dry_run(_wish(args), args)
     store = Store(runs_root(args.runs_dir))
-    if args.resume:
-        return _resume(store, args)
-    plan = asyncio.run(_checked_plan(wish))
-    with store.lock_group(plan.group):
-        return _follow(store, args, lambda: asyncio.run(_launch(plan, store)))
+    with contextlib.ExitStack() as held:
+        launched = asyncio.run(_run(args, store, held))
+        if isinstance(launched, int):
+            return launched
+        return _watch(store, launched)
 
 
 def _check_words(args: argparse.Namespace) -> None:
@@ -80,55 +83,72 @@ def _dry_run(wish: Wish, args: argparse.Namespace) -> int:
     return int(Exit.OK)
 
 
-async def _checked_plan(wish: Wish) -> GroupPlan:
-    from cockpit.engine.start import check, plan
-    from cockpit.hosts import connect
+async def _run(args: argparse.Namespace, store: Store, held: contextlib.ExitStack) -> int | GroupRecord:
+    """Launch, and follow as the arguments ask: the exit code, or the group that the screen is to follow.
 
-    group = await plan(wish, connect)
-    await check(group, connect)
-    return group
-
-
-async def _launch(plan: GroupPlan, store: Store) -> GroupRecord:
-    from cockpit.engine.start import launch
-    from cockpit.hosts import connect
-
-    return await launch(plan, store, connect)
-
-
-def _resume(store: Store, args: argparse.Namespace) -> int:
-    from cockpit.engine.resume import resume
-    from cockpit.hosts import connect
-
-    _, group = store.resolve(args.resume, want="group")
-    with store.lock_group(group):
-
-        def launch() -> GroupRecord:
-            record, again = asyncio.run(resume(store, group, connect))
-            if not again:
-                sys.stderr.write(f"group {group}: every run has succeeded, nothing is left to do.\n")
-            return record
-
-        return _follow(store, args, launch)
-
-
-def _follow(store: Store, args: argparse.Namespace, launch: Callable[[], GroupRecord]) -> int:
-    """Launch, and follow as the arguments ask; Ctrl-C on the way stops what it finds launched."""
+    One event loop and one login a server for all of it. `held` holds the group's lock until the command is done.
+    Ctrl-C on the way stops what it finds launched.
+    """
+    from cockpit.engine.admit import Kept
     from cockpit.engine.session import LiveSession
     from cockpit.hosts import connect
 
-    with ctrl_c_waits() as early:
-        record = launch()
-        if args.detach and not early():
-            _say_detached(record, args.output)
-            return int(Exit.OK)
-        session = LiveSession(store, record, connect, screen=args.watch and not early())
-        if not args.watch or early():
-            outcome = asyncio.run(follow(session, observer(args), early=early))
+    kept = Kept(connect)
+    try:
+        start = await (_resuming if args.resume else _starting)(args, store, held, kept)
+        with ctrl_c_waits() as early:
+            record = await start()
+            if args.detach and not early():
+                _say_detached(record, args.output)
+                return int(Exit.SERVER if any(q.get("refused") for q in record.queues) else Exit.OK)
+            if args.watch and not early():
+                return record
+            outcome = await follow(LiveSession(store, record, kept), observer(args), early=early)
             if args.output == "text":
                 print_result(store, outcome, list(record.runs))
             return outcome.exit_code
-    return watch(lambda: session, group=(store, record.id))
+    finally:
+        await kept.close()
+
+
+async def _starting(args: argparse.Namespace, store: Store, held: contextlib.ExitStack, connect: Connect) -> Start:
+    """A new group, planned and checked; what is left is to launch it."""
+    from cockpit.engine.start import check, launch, plan
+
+    group = await plan(_wish(args), connect)
+    checked = await check(group, connect, say=_say)
+    for error in checked.refused.values():
+        _say(f"refused: {error}")
+    held.enter_context(store.lock_group(group.group))
+    return lambda: launch(checked, store, connect)
+
+
+async def _resuming(args: argparse.Namespace, store: Store, held: contextlib.ExitStack, connect: Connect) -> Start:
+    """A group that is there; what is left is to launch what failed in it."""
+    from cockpit.engine.resume import resume
+
+    _, group = store.resolve(args.resume, want="group")
+    held.enter_context(store.lock_group(group))
+
+    async def launch() -> GroupRecord:
+        record, again = await resume(store, group, connect, say=_say)
+        if not again:
+            _say(f"group {group}: every run has succeeded, nothing is left to do.")
+        return record
+
+    return launch
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{printable(text)}\n")
+    sys.stderr.flush()
+
+
+def _watch(store: Store, record: GroupRecord) -> int:
+    from cockpit.engine.session import LiveSession
+    from cockpit.hosts import connect
+
+    return watch(lambda: LiveSession(store, record, connect, screen=True), group=(store, record.id))
 
 
 def _say_detached(record: GroupRecord, output: str) -> None:

@@ -1,0 +1,215 @@
+"""What a run made, brought home: by the profile's patterns, inside its limits, each file's checksum compared.
+
+A server's names and sizes are its own word: a name may not lead out of the run's folder, and no file may be longer
+than what is left of the bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from cockpit.core.errors import ServerError, StoreError
+from cockpit.core.records import Limits
+from cockpit.core.text import printable, size
+from cockpit.hosts.base import ServerLost
+from cockpit.store.errors import DiskFull
+
+if TYPE_CHECKING:
+    from cockpit.hosts.base import Entry, Host
+    from cockpit.store.rundir import RunDir
+
+_FETCH_TIMEOUT_S = 24 * 3600.0
+_LIST_TIMEOUT_S = 600.0
+_MOST_SENTENCES = 5
+# Prints the SHA-256 of each file named on standard input, one a line, or `-`.
+_SUMS = """
+import hashlib, sys
+for name in sys.stdin.buffer.read().split(b"\\0"):
+    digest = hashlib.sha256()
+    try:
+        with open(name, "rb") as stream:
+            for block in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(block)
+        print(digest.hexdigest(), flush=True)
+    except OSError:
+        print("-", flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which files come home: those that one of `patterns` names, together at most `max_by` bytes and `max_files`."""
+
+    patterns: tuple[str, ...] = ("**",)
+    max_by: int = Limits().fetch_by
+    max_files: int = Limits().fetch_files
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The folder `out` of a machine; its files come into `prefix` below the run's artifacts."""
+
+    host: Host
+    out: str
+    prefix: str = ""
+
+
+@dataclass(slots=True)
+class Left:
+    """What stayed on the server: (files, bytes) that no pattern names, and beyond the limits; and what failed."""
+
+    unnamed: tuple[int, int] = (0, 0)
+    beyond: tuple[int, int] = (0, 0)
+    sentences: list[str] = field(default_factory=list)
+
+    def add(self, other: Left) -> None:
+        """Count another run's too; its sentences are told at once and not kept."""
+        self.unnamed = (self.unnamed[0] + other.unnamed[0], self.unnamed[1] + other.unnamed[1])
+        self.beyond = (self.beyond[0] + other.beyond[0], self.beyond[1] + other.beyond[1])
+
+    def told(self, server: str, group: str) -> list[str]:
+        """A sentence each for what was left out on purpose, and how to get it."""
+        out = []
+        for (files, by), why, how in (
+            (self.unnamed, "the profile's fetch patterns do not name", "--pattern '**'"),
+            (self.beyond, "are beyond limits.fetch_by or fetch_files", f"--max-size {_figure(self.beyond[1])}"),
+        ):
+            if files:
+                out.append(
+                    f"Left on {server}: {files} file{'s' if files > 1 else ''} of {size(by)} that {why}. "
+                    f"`ekvi-cockpit fetch {group} {how}` brings them."
+                )
+        return out
+
+
+def _figure(by: int) -> str:
+    return f"{max(1, -(-by // 10**9))}G"
+
+
+@lru_cache(maxsize=256)
+def _pattern(text: str) -> re.Pattern[str]:
+    """A shell pattern as an expression: `*` and `?` stay in one folder, `**` does not."""
+    out = []
+    for part in re.split(r"(\*\*/|\*\*|\*|\?|\[!?[^]/]+\])", text):
+        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part)
+        if known is None and part.startswith("[") and part.endswith("]"):
+            inside, no = part[1:-1].removeprefix("!"), "^" if part[1] == "!" else ""
+            known = f"[{no}{re.escape(inside).replace(chr(92) + '-', '-')}]"
+        out.append(re.escape(part) if known is None else known)
+    return re.compile("".join(out), re.DOTALL)
+
+
+def matches(path: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the patterns names `path`; one without a slash names files of that name in every folder."""
+    name = path.rsplit("/", 1)[-1]
+    return any(_pattern(p).fullmatch(path if "/" in p or "**" in p else name) for p in patterns)
+
+
+def bad_name(path: str) -> bool:
+    """Whether a server's name for a file would lead out of the folder, or be no name to show."""
+    return path.startswith("/") or printable(path) != path or "\n" in path or "\t" in path or any(
+        part in ("", ".", "..") for part in path.split("/")
+    )  # fmt: skip
+
+
+async def fetch(run_dir: RunDir, source: Source, wanted: Wanted, *, again: bool = True) -> Left:
+    """Bring a folder's files home, and note each one's size and SHA-256 in run.json.
+
+    Without `again` files that are home in the same size are passed over. Raises ServerLost where the link breaks,
+    DiskFull where there is no room here, StoreError where it cannot be written.
+    """
+    left = Left()
+    entries = await asyncio.wait_for(source.host.listdir(source.out), _LIST_TIMEOUT_S)
+    chosen = _choose(run_dir, source, entries, wanted, left, again)
+    sums = asyncio.ensure_future(_sums(source, chosen))
+    try:
+        arrived = {e.path: await _get(run_dir, source, e, wanted, left) for e in chosen}
+        there = await sums
+    finally:
+        sums.cancel()
+    home: dict[str, Any] = {}
+    for entry in chosen:
+        got, said = arrived[entry.path], there.get(entry.path)
+        if got is None:
+            continue
+        target = run_dir.artifact(source.prefix + entry.path)
+        if said is not None and said != got:
+            _fail(left, f"{source.out}/{entry.path} arrived with another checksum than it has on the server.")
+            target.unlink(missing_ok=True)
+            continue
+        home[source.prefix + entry.path] = {"by": target.stat().st_size, "sha256": got}
+    if home:
+        before = run_dir.meta().get("artifacts") or {}
+        await asyncio.to_thread(run_dir.update_meta, artifacts={**before, **home})
+    return left
+
+
+def _choose(
+    run_dir: RunDir, source: Source, entries: Sequence[Entry], wanted: Wanted, left: Left, again: bool
+) -> list[Entry]:
+    chosen, room, files = [], wanted.max_by, wanted.max_files
+    for entry in entries:
+        if bad_name(entry.path):
+            _fail(left, f"{entry.path!r} is no name for a file here.")
+        elif not matches(entry.path, wanted.patterns):
+            left.unnamed = (left.unnamed[0] + 1, left.unnamed[1] + entry.size)
+        elif not again and _home(run_dir, source.prefix + entry.path, entry.size):
+            continue
+        elif entry.size > room or not files:
+            left.beyond = (left.beyond[0] + 1, left.beyond[1] + entry.size)
+        else:
+            room, files = room - entry.size, files - 1
+            chosen.append(entry)
+    return chosen
+
+
+def _home(run_dir: RunDir, path: str, by: int) -> bool:
+    target = run_dir.artifacts / path
+    return target.is_file() and target.stat().st_size == by
+
+
+async def _get(run_dir: RunDir, source: Source, entry: Entry, wanted: Wanted, left: Left) -> str | None:
+    """The SHA-256 of a file that came home, or None."""
+    try:
+        target = run_dir.artifact(source.prefix + entry.path)
+        path, most = f"{source.out}/{entry.path}", max(entry.size, 1)
+        return await asyncio.wait_for(source.host.get(path, target, max_by=most), _FETCH_TIMEOUT_S)
+    except StoreError as error:
+        if getattr(error.__cause__, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(error.message, hint=error.hint) from error
+        raise
+    except ServerLost:
+        raise
+    except ServerError as error:  # one file that cannot be read must not keep the rest from coming home
+        _fail(left, str(error))
+        return None
+
+
+def _fail(left: Left, sentence: str) -> None:
+    if len(left.sentences) < _MOST_SENTENCES:
+        left.sentences.append(sentence)
+    elif len(left.sentences) == _MOST_SENTENCES:
+        left.sentences.append("and more.")
+
+
+async def _sums(source: Source, chosen: Sequence[Entry]) -> dict[str, str]:
+    """What the server says of its files' checksums, while they travel; empty on this machine, and where it cannot."""
+    access = source.host.access
+    if access.address == "local" or not chosen:
+        return {}
+    names = b"\0".join(f"{source.out}/{e.path}".encode(errors="surrogateescape") for e in chosen)
+    try:
+        argv = [access.python, "-c", _SUMS]
+        done = await source.host.run(argv, input=names, timeout=_FETCH_TIMEOUT_S)
+    except ServerError:
+        return {}
+    lines = done.stdout.decode(errors="replace").split()
+    if done.rc != 0 or len(lines) != len(chosen):
+        return {}
+    return {e.path: line for e, line in zip(chosen, lines, strict=True) if line != "-"}

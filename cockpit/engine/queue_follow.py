@@ -1,0 +1,491 @@
+"""One queue of a group on its machine, or on the nodes that train together: followed, kept alive, brought home.
+
+Node 0 leads: its states are the runs' states. Every node's output and telemetry are followed on a link of their own,
+so that a node that is away keeps nobody from seeing what the others say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cockpit.core.errors import Exit, ServerError
+from cockpit.core.events import Diagnostic, State, StateChange
+from cockpit.core.records import Access, Limits
+from cockpit.core.text import size
+from cockpit.engine.fetch import Left, Source, Wanted
+from cockpit.engine.finish import finish_run
+from cockpit.engine.reconnect import AWAY, Link, first_of
+from cockpit.hosts.backoff import Backoff
+from cockpit.hosts.base import FileTruncated, LoginRefused
+from cockpit.parse.states import parse_states
+from cockpit.store.records import access_of
+
+if TYPE_CHECKING:
+    from cockpit.engine.apart import Apart
+    from cockpit.engine.follower import RunFollower
+    from cockpit.engine.observer import Observer
+    from cockpit.engine.patience import Patience
+    from cockpit.hosts.base import Host
+
+_MOST_RESTARTS = 5  # of an agent that says nothing new in between
+_SILENCE_S = 4.0  # the agent writes telemetry twice a second while a run lives
+_TIDY_RETRY_S = 0.2
+_STEP_TIMEOUT_S = 60.0
+_NODE_WAIT_S = 30.0  # how long a run's end waits for a node that is away
+_BLOCK = 256 * 1024
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Node:
+    """One machine of a queue. `gone` are files that are not followed any more."""
+
+    index: int
+    host: Host
+    path: str
+    python: str
+    link: Link
+    cursors: dict[str, int] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    heard: float = 0.0  # when the agent last wrote anything (loop time, s)
+    restarts: int = 0  # of the agent since it last told a state
+    out: bool = False  # it will not be asked again
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the queues of a session share."""
+
+    observer: Observer
+    patience: Patience
+    apart: Apart
+    wanted: Wanted
+    limits: Limits
+    group: str
+    once: bool = False
+
+
+class QueueFollow:
+    """Follows one queue; `exit_code` says what became of it when `follow` has returned."""
+
+    def __init__(
+        self,
+        record: Mapping[str, Any],
+        followers: Mapping[str, RunFollower],
+        connect: Callable[[Access], Host],
+        room: Room,
+    ) -> None:
+        """`record` is the queue in its group's file, `followers` those of its runs that are not home."""
+        self._key: str = record["key"]
+        self._room = room
+        self._followers = followers
+        self.exit_code = Exit.OK
+        self._for_good: set[str] = set()  # LOST, and nobody has more to say of them
+        self._unfinished = [r for r, f in followers.items() if f.state.state.final and not f.dir.has_summary]
+        self._runs = [r for r, f in followers.items() if not f.state.state.final]
+        self._keep = False  # something of it could not be brought home: leave it on the server
+        self._left = Left()
+        self._wishes: list[str | None] = []
+        self._nodes = [self._node(i, r, connect) for i, r in enumerate(nodes_of(record))]
+
+    def _node(self, index: int, record: Mapping[str, Any], connect: Callable[[Access], Host]) -> Node:
+        host = connect(Access.from_json(record["access"]))
+        link = Link(host.name, self._room.observer.note, self._lost if index == 0 else None)
+        return Node(index, host, record["path"], record["python"], link)
+
+    def done(self) -> bool:
+        """Whether every run has ended and is home, for all that can be known."""
+        return not self._unfinished and all(self._settled(run) for run in self._runs)
+
+    def _settled(self, run: str) -> bool:
+        return run in self._for_good or self._followers[run].state.state.final
+
+    async def follow(self) -> None:
+        """Follow to the end, through every loss of the link; a server's error ends this queue's following alone."""
+        try:
+            if self._room.once:
+                await self._look_once()
+            elif self.done():
+                await self._look_back()
+            else:
+                lead = self._nodes[0].link.keep(self._lead)
+                await first_of(lead, *(self._side(node) for node in self._nodes[1:]))
+        except (ServerError, TimeoutError) as error:
+            await self._trouble(error)
+        finally:
+            for node in self._nodes:
+                with contextlib.suppress(ServerError, TimeoutError):
+                    await asyncio.wait_for(node.host.close(), _STEP_TIMEOUT_S)
+
+    async def _trouble(self, error: ServerError | TimeoutError) -> None:
+        self.exit_code = Exit.SERVER
+        said = str(error) or f"{self._nodes[0].host.name} did not answer in time."
+        self._room.observer.note("error", said)
+        if isinstance(error, LoginRefused) and not self._room.once:
+            await self._lost(error.message)
+
+    async def _look_back(self) -> None:
+        """All is home, but the cockpit that brought it may have left the queue on the server."""
+        try:
+            await self._lead()
+        except (ServerError, TimeoutError) as error:
+            self._room.observer.note("warning", f"What is home may still lie on {self._nodes[0].host.name}: {error}")
+
+    # -- wishes
+
+    async def stop(self, run: str | None) -> None:
+        """Put the wish to stop on the servers; on one that is away when it is back."""
+        if (run is not None and run not in self._runs) or self.done():
+            return
+        self._wishes.append(run)
+        for node in self._nodes:
+            if node.out:
+                continue
+            try:
+                if node.link.away:
+                    raise TimeoutError
+                await self._put_wishes(node)
+            except AWAY:
+                self._room.observer.note(
+                    "warning", f"{node.host.name} is away: the wish to stop reaches it when it is back."
+                )
+            except ServerError as error:
+                self._room.observer.note("error", str(error))
+
+    async def _put_wishes(self, node: Node) -> None:
+        from cockpit.telemetry import deploy
+
+        for run in self._wishes:
+            if not self.done():
+                await _step(deploy.stop(node.host, node.path, run))
+
+    # -- one machine
+
+    async def _lead(self) -> None:
+        """Follow node 0 until all is done; raises ServerLost, and is then called again."""
+        node = self._nodes[0]
+        there = await self._answer(node)
+        await self._finish_old(there)
+        if not there:
+            await self._never_there()
+            return
+        if not self.done():
+            await self._found(node)
+            await self._go(node)
+        if self.done():
+            await self._tidy()
+
+    async def _side(self, node: Node) -> None:
+        """Follow another node; what goes wrong there is said, and the leader knows what it means for the runs."""
+
+        async def work() -> None:
+            if await self._answer(node):
+                await self._go(node)
+            else:
+                node.out = True
+                said = f"{node.path} is not on {node.host.name}: its log is not followed."
+                self._room.observer.note("warning", said)
+
+        try:
+            await node.link.keep(work)
+        except ServerError as error:
+            node.out = True
+            self._room.observer.note("error", str(error))
+
+    async def _answer(self, node: Node) -> bool:
+        """Whether the queue is on the machine, which has answered by then."""
+        there = bool(await _step(node.host.read(f"{node.path}/queue.json", 0, 1)))
+        await node.link.here()
+        return there
+
+    async def _go(self, node: Node) -> None:
+        self._set_cursors(node)
+        await self._put_wishes(node)
+        await self._keep_agent(node)
+        node.heard = asyncio.get_running_loop().time()
+        await first_of(self._read(node), self._guard(node))
+
+    def _set_cursors(self, node: Node) -> None:
+        """Where the mirrors end is where reading goes on; states are read anew and known by their numbers."""
+        node.cursors.clear()
+        for run in self._runs:
+            if self._settled(run):
+                continue
+            follower, base = self._followers[run], f"{node.path}/runs/{run}"
+            if node.index == 0:
+                follower.states_anew()
+                node.cursors[f"{base}/states.jsonl"] = 0
+            node.cursors[f"{base}/spool.log"] = _spool_size(follower, node.index)
+            node.cursors[f"{base}/telemetry.jsonl"] = _telemetry_size(follower, node.index)
+        for path in node.gone:
+            node.cursors.pop(path, None)
+
+    async def _found(self, node: Node) -> None:
+        """Runs that were LOST take what the server says of them."""
+        for run in self._runs:
+            follower = self._followers[run]
+            if follower.state.state is State.LOST and not self._settled(run):
+                await follower.found(await _whole(node.host, f"{node.path}/runs/{run}/states.jsonl"), self._key)
+
+    async def _read(self, node: Node) -> None:
+        while not self.done():
+            try:
+                async with contextlib.aclosing(node.host.follow(node.cursors)) as chunks:
+                    async for chunk in chunks:
+                        run, name = chunk.path.rsplit("/", 2)[1:]
+                        await self._take(node, run, name, chunk.offset, chunk.data)
+                        await self._maybe_finish(run)
+                        if self.done():
+                            return
+            except FileTruncated as cut:
+                self._let_go(node, cut)
+
+    def _let_go(self, node: Node, cut: FileTruncated) -> None:
+        """A file on the server became shorter (a power cut, a hand): keep what is home and go on without the rest."""
+        if cut.path.endswith("/states.jsonl"):  # read anew: agent_seq tells what is known already
+            node.cursors[cut.path] = 0
+            self._followers[cut.path.rsplit("/", 2)[1]].states_anew()
+            return
+        node.cursors.pop(cut.path, None)
+        node.gone.add(cut.path)
+        self._keep = True
+        self._room.observer.note(
+            "warning", f"{cut.message} What is here is kept; the rest of that file is not followed."
+        )
+
+    async def _take(self, node: Node, run: str, name: str, offset: int, data: bytes) -> None:
+        follower = self._followers.get(run)
+        if follower is None or self._settled(run):
+            return
+        async with node.lock:  # a run's end reads a node's files too
+            if name != "spool.log":  # the shim writes that one, also without an agent
+                node.heard = asyncio.get_running_loop().time()
+            if name == "states.jsonl":
+                node.restarts = 0
+                await follower.states(data)
+                return
+            most = self._room.limits.log_by - offset
+            if len(data) > most:
+                await self._too_much(node, run, name)
+            if most > 0:
+                put = follower.output if name == "spool.log" else follower.telemetry
+                await _put(put, offset, data[:most], node.index)
+
+    async def _too_much(self, node: Node, run: str, name: str) -> None:
+        """The bound of what a server may send is reached: nothing more of this file is taken."""
+        path = f"{node.path}/runs/{run}/{name}"
+        node.cursors.pop(path, None)
+        if path in node.gone:
+            return
+        node.gone.add(path)
+        self._keep = True
+        what = "output" if name == "spool.log" else "telemetry"
+        said = f"{run}: more than {size(self._room.limits.log_by)} of {what}: no more of it is taken (limits.log_by)."
+        self._room.observer.note("warning", f"{said} The run goes on, and the rest stays on the server.")
+        data = {"log_by": self._room.limits.log_by, "node": node.index}
+        await self._followers[run].own(Diagnostic(level="warning", code="log_limit", message=said, data=data))
+
+    # -- a run's end
+
+    async def _maybe_finish(self, run: str) -> None:
+        follower = self._followers.get(run)
+        if follower is None or follower.ending is None or self._settled(run):
+            return
+        await self._drain(self._nodes[0], run)
+        for node in self._nodes[1:]:
+            await self._drain_side(node, run)
+        for node in self._nodes:
+            for name in ("states.jsonl", "spool.log", "telemetry.jsonl"):
+                node.cursors.pop(f"{node.path}/runs/{run}/{name}", None)
+        self._unfinished.append(run)  # also where the link breaks on the way
+        await follower.finish()
+        await self._bring_home(run)
+        self._unfinished.remove(run)
+
+    async def _drain(self, node: Node, run: str, *, states: bool = False) -> None:
+        """Read a run's files to where they end now."""
+        base = f"{node.path}/runs/{run}"
+        for name in (*(("states.jsonl",) if states else ()), "spool.log", "telemetry.jsonl"):
+            path = f"{base}/{name}"
+            while (offset := node.cursors.get(path)) is not None and (
+                data := await _step(node.host.read(path, offset, _BLOCK))
+            ):
+                node.cursors[path] = offset + len(data)
+                await self._take(node, run, name, offset, data)
+
+    async def _drain_side(self, node: Node, run: str) -> None:
+        pauses = Backoff()
+        try:
+            async with asyncio.timeout(_NODE_WAIT_S):
+                while not node.out:
+                    with contextlib.suppress(*AWAY):
+                        if not node.link.away:
+                            await self._drain(node, run)
+                            return
+                    await asyncio.sleep(pauses.next())
+        except TimeoutError:
+            pass
+        self._keep = True
+        self._room.observer.note("warning", f"{run}: the last words of {node.host.name} are missing: it is away.")
+
+    async def _finish_old(self, there: bool) -> None:
+        """Runs whose end was told when a cockpit was killed before they were home."""
+        while self._unfinished:
+            await self._bring_home(self._unfinished[0], there)
+            self._unfinished.pop(0)
+
+    async def _bring_home(self, run: str, there: bool = True) -> None:
+        follower = self._followers[run]
+        sources = [
+            Source(n.host, f"{n.path}/runs/{run}/out", f"node{n.index}/" if n.index else "")
+            for n in self._nodes
+            if there and not n.out and not (n.index and n.link.away)
+        ]
+        left = await self._room.patience.until_done(
+            lambda: finish_run(follower, sources, self._room.wanted, self._room.apart)
+        )
+        follower.dir.close()  # a group may have many runs, and a process may not have many files open
+        self._left.add(left)
+        for sentence in left.sentences:
+            self._keep = True
+            self._room.observer.note("warning", f"{run}: not fetched: {sentence}")
+
+    # -- the agent
+
+    async def _guard(self, node: Node) -> None:
+        """Look after the agent, but only when it has been silent: a look costs the server a Python start."""
+        while not self.done():
+            silent = asyncio.get_running_loop().time() - node.heard
+            if silent < _SILENCE_S:
+                await asyncio.sleep(_SILENCE_S - silent)
+            else:
+                await self._keep_agent(node)
+                node.heard = asyncio.get_running_loop().time()
+
+    async def _keep_agent(self, node: Node) -> None:
+        """Start the agent anew where it was killed; it finds its running process again."""
+        from cockpit.telemetry import deploy
+
+        if self.done() or await _step(deploy.alive(node.host, node.path)):
+            return
+        if await self._ended_there(node):  # asked when none lives, so that none can end in between
+            return
+        await _step(deploy.start(node.host, node.path, node.python))
+        node.restarts += 1
+        if node.restarts > _MOST_RESTARTS:
+            raise ServerError(
+                f"The agent of queue {self._key} on {node.host.name} ends again and again.",
+                hint=f"{node.path}/agent.log says why; what it started goes on.",
+            )
+        self._room.observer.note("warning", f"The agent of queue {self._key} did not live: started it again.")
+
+    async def _ended_there(self, node: Node) -> bool:
+        """Whether every run has ended on the server: then its agent has left because there is nothing left to do."""
+        for run in self._runs:
+            data = await _whole(node.host, f"{node.path}/runs/{run}/states.jsonl")
+            if not any(change.state.ended for change in parse_states(data)):
+                return False
+        return True
+
+    # -- what is lost, and the end
+
+    async def _lost(self, reason: str) -> None:
+        for run in self._runs:
+            if not self._followers[run].state.state.ended:
+                await self._followers[run].own(StateChange(state=State.LOST, reason=reason))
+
+    async def _never_there(self) -> None:
+        """The machine has no such queue: what was planned for it is LOST for good."""
+        from cockpit.hosts import layout
+
+        node = self._nodes[0]
+        with contextlib.suppress(ServerError, TimeoutError):  # of a launch that was killed; no reason to fail
+            async with asyncio.timeout(_STEP_TIMEOUT_S):
+                await node.host.workdir(layout.workdir_of(node.path))
+                await node.host.remove_tree(node.path)
+        reason = "its queue is not on the server: it never got there, or was cleaned up"
+        for run in self._runs:
+            if not self._settled(run):
+                await self._followers[run].own(StateChange(state=State.LOST, reason=reason))
+                self._for_good.add(run)
+                await self._bring_home(run, there=False)
+
+    async def _look_once(self) -> None:
+        """Read what is there now, and wait for nothing."""
+        there = await self._answer(self._nodes[0])
+        await self._finish_old(there)
+        if not there:
+            await self._never_there()
+            return
+        await self._found(self._nodes[0])
+        for node in self._nodes:
+            self._set_cursors(node)
+            for run in self._runs:
+                await self._drain(node, run, states=node.index == 0)
+        for run in self._runs:
+            await self._maybe_finish(run)
+        if self.done():
+            await self._tidy()
+
+    async def _tidy(self) -> None:
+        """All of it is home: take the queue's folder off the servers. A leftover is no reason to fail."""
+        observer = self._room.observer
+        for sentence in self._left.told(self._nodes[0].host.name, self._room.group):
+            self._keep = True
+            observer.note("warning", sentence)
+        for node in self._nodes:
+            if self._keep or node.out:
+                observer.note("warning", f"{node.path} stays on {node.host.name}: not all of it is home.")
+                continue
+            try:
+                await asyncio.wait_for(clean_queue(node.host, node.path), _STEP_TIMEOUT_S)
+            except (ServerError, TimeoutError) as error:
+                why = str(error) or "its agent still lives"
+                observer.note("warning", f"{node.path} stays on {node.host.name}: {why}")
+
+
+async def clean_queue(host: Host, path: str) -> None:
+    """Wait until the queue's agent has left, and take its folder off the server; goes on over a loss of the link."""
+    from cockpit.telemetry import deploy
+
+    async def once() -> None:
+        # another process lets go: there is no event to wait on
+        while await deploy.alive(host, path):  # noqa: ASYNC110
+            await asyncio.sleep(_TIDY_RETRY_S)
+        await deploy.clean(host, path)
+
+    await Link(host.name, lambda *_: None).keep(once)
+
+
+def nodes_of(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The machines of a queue in a group's file: path, python, workdir and how each is reached."""
+    nodes = [n for n in record.get("nodes") or () if "path" in n]
+    return nodes or [{**record, "access": access_of(record).to_json()}]
+
+
+async def _step(work: Awaitable[_T]) -> _T:
+    return await asyncio.wait_for(work, _STEP_TIMEOUT_S)
+
+
+async def _whole(host: Host, path: str) -> bytes:
+    data = b""
+    while more := await _step(host.read(path, len(data), _BLOCK)):
+        data += more
+    return data
+
+
+def _spool_size(follower: RunFollower, node: int) -> int:
+    return follower.dir.stdout_size_of(node) if node else follower.dir.stdout_size
+
+
+def _telemetry_size(follower: RunFollower, node: int) -> int:
+    return follower.dir.telemetry_size_of(node) if node else follower.dir.telemetry_size
+
+
+async def _put(put: Callable[..., Awaitable[None]], offset: int, data: bytes, node: int) -> None:
+    await (put(offset, data, node=node) if node else put(offset, data))
