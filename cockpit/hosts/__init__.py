@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from cockpit.core.errors import LaunchRefused
 from cockpit.core.records import Access
-from cockpit.hosts.base import Completed, Entry, FileTruncated, Host, ServerDiskFull, ServerTimeout
+from cockpit.hosts.base import (
+    Completed,
+    Entry,
+    FileTruncated,
+    Host,
+    LoginRefused,
+    ServerDiskFull,
+    ServerLost,
+    ServerTimeout,
+)
 from cockpit.hosts.local import LocalHost
 
 __all__ = [
@@ -13,21 +21,18 @@ __all__ = [
     "FileTruncated",
     "Host",
     "LocalHost",
+    "LoginRefused",
     "ServerDiskFull",
+    "ServerLost",
     "ServerTimeout",
     "connect",
 ]
 
 
 def connect(access: Access) -> Host:
-    """The machine that `access` leads to; nothing travels before its first method is called.
-
-    Raises LaunchRefused where this version has no way to reach it.
-    """
+    """The machine that `access` leads to; nothing travels before its first method is called."""
     if access.address == "local":
         return LocalHost()
-    raise LaunchRefused(
-        f"Server address {access.address!r} cannot be used: this version reaches the machine it runs on, "
-        "not yet servers over SSH.",
-        hint="Set the server's address to 'local'.",
-    )
+    from cockpit.hosts.ssh import SshHost  # asyncssh takes its time to import
+
+    return SshHost(access)

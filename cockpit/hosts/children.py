@@ -16,11 +16,13 @@ from cockpit.hosts.base import BLOCK_BY, LAST_WORDS_BY, Completed, ServerTimeout
 _REAP_S = 5.0
 
 
-async def spawn(argv: Sequence[str], *, stdin: int | None, merged: bool = False) -> asyncio.subprocess.Process:
+async def spawn(
+    argv: Sequence[str], *, stdin: int | None, merged: bool = False, limit: int = 2**16
+) -> asyncio.subprocess.Process:
     """Start a command in a session of its own; cancelled in the middle of it, nothing of what was started stays.
 
     asyncio itself would then kill the one process and wait for its pipes, which a grandchild may hold for long.
-    `merged` puts its stderr into its stdout.
+    `merged` puts its stderr into its stdout; `limit` is how many bytes asyncio reads ahead.
     """
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
@@ -29,6 +31,7 @@ async def spawn(argv: Sequence[str], *, stdin: int | None, merged: bool = False)
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT if merged else asyncio.subprocess.PIPE,
             start_new_session=True,
+            limit=limit,
         )
     )
     try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import asyncssh
 
@@ -62,8 +61,9 @@ def _read_files(way: Way, options: asyncssh.SSHClientConnectionOptions) -> None:
     named = [Path(str(path)).expanduser() for path in listed or _KNOWN]
     way.known_files = [str(path) for path in named if path.is_file()]
     identity = way.access.identity
-    files = [identity] if identity is not None else options.config.get("IdentityFile", ())
-    way.encrypted = encrypted_keys([Path(str(f)).expanduser() for f in files or ()])
+    named_keys = cast("list[str] | tuple[()] | None", options.config.get("IdentityFile", ()))
+    files = [identity] if identity is not None else named_keys or ()
+    way.encrypted = encrypted_keys([Path(str(f)).expanduser() for f in files])
     try:
         way.trusted = (
             asyncssh.read_known_hosts(way.known_files) if way.known_files else asyncssh.import_known_hosts("")

@@ -1,0 +1,226 @@
+"""Files to a server and from it: whole or not at all, resumed where a copy broke off, both ends' sums compared."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cockpit.core.errors import ServerError, StoreError
+from cockpit.hosts.base import BLOCK_BY, Progress, ServerTimeout, too_large
+from cockpit.hosts.far_call import Far
+from cockpit.hosts.transfer import store_error
+
+if TYPE_CHECKING:
+    from cockpit.hosts.ssh import SshHost
+
+_STEP_BY = 1024 * 1024  # one piece of disk work
+
+
+def _line(said: dict[str, Any]) -> bytes:
+    return json.dumps(said).encode() + b"\n"
+
+
+def _key(*parts: object) -> str:
+    """Names a copy, so that only the rest of the very same file is added to what is there."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+async def put(host: SshHost, data: bytes, path: str, mode: int, timeout: float) -> None:
+    """`Host.put`: everything in one go."""
+    request = {"op": "put", "path": path, "mode": mode, "size": len(data), "key": None}
+    far = Far(host, request, timeout)
+    sha256 = hashlib.sha256(data).hexdigest()
+    async with host.far(far):
+        for at in range(0, len(data), BLOCK_BY):
+            await far.write(data[at : at + BLOCK_BY])
+        await far.write(_line({"sha256": sha256}))
+        await far.line()
+        _agree(host.name, path, (await far.line()).get("sha256"), sha256)
+        await far.done()
+
+
+def _agree(name: str, path: str, theirs: object, ours: str) -> None:
+    if theirs != ours:
+        raise ServerError(f"{path} on {name} has another checksum than what was sent: it was not put in place.")
+
+
+async def put_file(
+    host: SshHost, source: Path, path: str, mode: int, progress: Progress | None, timeout: float
+) -> str:
+    """`Host.put_file`."""
+    try:
+        with source.open("rb", buffering=0) as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise StoreError(f"{source} is not a regular file.")
+            key = _key(source, info.st_size, info.st_mtime_ns)
+            request = {"op": "put", "path": path, "mode": mode, "size": info.st_size, "key": key}
+            return await _send(host, file, Far(host, request, timeout), source, progress)
+    except OSError as e:
+        raise StoreError(f"{source} cannot be read: {e.strerror or e}.") from e
+
+
+async def _send(host: SshHost, file: FileIO, far: Far, source: Path, progress: Progress | None) -> str:
+    digest = hashlib.sha256()
+    size = os.fstat(file.fileno()).st_size
+    async with host.far(far):
+        have = (await far.line()).get("have")
+        if type(have) is not int or not 0 <= have <= size:
+            raise ServerError(f"{host.name} says that it has {have!r} bytes of {source}, which cannot be.")
+        done = 0
+        while done < size:
+            data = await asyncio.to_thread(file.read, min(_STEP_BY, (have if done < have else size) - done))
+            if not data:
+                raise StoreError(f"{source} became shorter while it was sent.")
+            digest.update(data)
+            for at in range(0, len(data) if done >= have else 0, BLOCK_BY):
+                await far.write(data[at : at + BLOCK_BY])
+            done += len(data)
+            if progress is not None and done >= have:
+                progress(done, size)
+        await far.write(_line({"sha256": digest.hexdigest()}))
+        _agree(host.name, far.path, (await far.line()).get("sha256"), digest.hexdigest())
+        await far.done()
+    return digest.hexdigest()
+
+
+class _Part:
+    """A file that fills up beside its name. Blocking; raises OSError."""
+
+    def __init__(self, target: Path, key: str) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        own = f".{target.name}.{key}.part"
+        left = re.compile(re.escape(f".{target.name}.") + r"([0-9a-f]{8}|[0-9a-f]{16}\.part)")
+        for old in target.parent.iterdir():
+            if old.name != own and left.fullmatch(old.name):
+                old.unlink(missing_ok=True)  # of an earlier version of the file: nobody else would remove it
+        self.path = target.parent / own
+        self._target = target
+        self._file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+")
+        self.digest = hashlib.sha256()
+        self.have = 0
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise
+        while data := self._file.read(_STEP_BY):
+            self.digest.update(data)
+            self.have += len(data)
+
+    def write(self, data: bytes) -> None:
+        """Add bytes."""
+        self.digest.update(data)
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        self.have += len(data)
+
+    def commit(self) -> None:
+        """Force it to the disk and give it its name."""
+        os.fsync(self._file.fileno())
+        self.path.replace(self._target)
+
+    def close(self, *, keep: bool) -> None:
+        """Let go of it; what is kept is resumed by the next copy."""
+        if not keep:
+            self.path.unlink(missing_ok=True)
+        self._file.close()
+
+
+class Fetch:
+    """`Host.get`."""
+
+    def __init__(
+        self,
+        host: SshHost,
+        path: str,
+        target: Path,
+        sha256: str | None,
+        max_by: int | None,
+        progress: Progress | None,
+        timeout: float,
+    ) -> None:
+        self._host = host
+        self._path = path
+        self._target = target
+        self._expected = sha256
+        self._max_by = max_by
+        self._progress = progress
+        self._timeout = timeout
+
+    async def run(self) -> str:
+        """Copy; where what an earlier copy left does not fit, once more from the start."""
+        return await self._once() or await self._once() or self._wrong()
+
+    def _wrong(self) -> str:
+        raise ServerError(f"{self._path} arrived from {self._host.name} with another checksum than it left with.")
+
+    async def _once(self) -> str | None:
+        far = Far(self._host, {"op": "get", "path": self._path}, self._timeout)
+        async with self._host.far(far):
+            info = await far.line()
+            size, mtime = info.get("size"), info.get("mtime_ns")
+            if type(size) is not int or size < 0:
+                raise ServerError(f"{self._host.name} says that {self._path} has {size!r} bytes, which cannot be.")
+            if self._max_by is not None and size > self._max_by:
+                raise too_large(self._host.name, self._path, self._max_by)
+            part = await self._disk(_Part, self._target, _key(self._host.name, self._path, size, mtime))
+            keep = True
+            try:
+                resumed = part.have
+                if resumed <= size:
+                    await far.write(_line({"offset": resumed}))
+                    await self._fill(far, part, size)
+                    theirs = (await far.line()).get("sha256")
+                    await far.done()
+                keep = False
+                ours: str = part.digest.hexdigest()
+                if resumed > size or ours != theirs or self._expected not in (None, ours):
+                    return self._wrong() if not resumed else None
+                await self._disk(part.commit)
+            except StoreError:
+                keep = False
+                raise
+            finally:
+                await asyncio.shield(asyncio.to_thread(part.close, keep=keep))
+        return ours
+
+    async def _fill(self, far: Far, part: _Part, size: int) -> None:
+        """Write what comes while the next of it is on its way."""
+        writing: asyncio.Future[None] | None = None
+        done = part.have
+        try:
+            while done < size:
+                pieces, step = [], 0
+                while step < _STEP_BY and done + step < size:
+                    pieces.append(await far.bytes_of(min(BLOCK_BY, size - done - step)))
+                    step += len(pieces[-1])
+                if writing is not None:
+                    await writing
+                done += step
+                writing = asyncio.ensure_future(self._disk(part.write, b"".join(pieces)))
+                if self._progress is not None:
+                    self._progress(done, size)
+        finally:
+            if writing is not None:
+                await writing
+
+    async def _disk(self, work: Any, *args: object) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await asyncio.to_thread(work, *args)
+        except TimeoutError:
+            raise ServerTimeout(f"The disk that holds {self._target} did not answer in time.") from None
+        except BlockingIOError as e:
+            raise StoreError(f"{self._target} is being fetched by another cockpit.") from e
+        except OSError as e:
+            raise store_error(self._target, e) from e
