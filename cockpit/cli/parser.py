@@ -173,6 +173,19 @@ def _examining(sub: Any, servers: Any, common: argparse.ArgumentParser) -> None:
     _output(p)
 
 
+def _imaging(sub: Any, common: argparse.ArgumentParser) -> None:
+    p = _add(sub, "build", "images", "build", "build the images of a profile on its servers", common)
+    p.add_argument("--profile", metavar="P", help="whose launcher says what is built, and whose servers build it")
+    p.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for `run`")
+    p.add_argument("--servers", metavar="A,B", help="only these servers, or server files by name")
+    p.add_argument("--dry-run", action="store_true", help="print what would be done, as commands that work by hand")
+    _output(p)
+    p = _add(sub, "shell", "images", "shell", "open a shell on a server, as a profile's runs would have it", common)
+    p.add_argument("--profile", metavar="P", help="whose runs it is to be like")
+    p.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for `run`")
+    p.add_argument("--server", metavar="S", help="on which of its servers; -- ARGV... runs that in place of a shell")
+
+
 def build() -> argparse.ArgumentParser:
     """The whole parser; cheap enough to be built for `--help`."""
     common = _common()
@@ -190,6 +203,7 @@ def build() -> argparse.ArgumentParser:
     _following(sub, common)
     _looking(sub, common)
     _configuring(sub, common)
+    _imaging(sub, common)
     return parser
 
 
@@ -200,6 +214,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """
     parser = build()
     _check_command(parser, argv)
+    argv, words = _shell_words(argv)
     args, rest = parser.parse_known_args(argv)
     wrong = [word for word in rest if word.startswith("-")]
     if wrong or (rest and not hasattr(args, "overrides")):
@@ -209,10 +224,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if rest:
         args.overrides = [*args.overrides, *rest]
     args.runs_dir = getattr(args, "runs_dir", None)
+    args.words = words
     for name, value in vars(args).items():
         if name != "runs_dir":  # a folder may be called anything
             setattr(args, name, _text(value))
     return args
+
+
+def _shell_words(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The words of `shell` before and after its `--`; what is behind is a command for the server, options and all."""
+    if "shell" not in argv or "--" not in argv[argv.index("shell") :]:
+        return argv, []
+    at = argv.index("--", argv.index("shell"))
+    return argv[:at], argv[at + 1 :]
 
 
 def _text(value: Any) -> Any:
