@@ -32,6 +32,10 @@ class Slot:
         self.tell({"ended": time.time()})
         os.close(self.fd)
 
+    def give_back(self) -> None:
+        """Let go of a slot in which nothing ran: the next one's cool-down counts from where it did."""
+        os.close(self.fd)
+
     def rest_s(self, cooldown_s: float, run: str) -> float:
         """Seconds that the slot is to lie idle before `run`; the whole cool-down where the last end is unknown.
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import time
 from typing import Any, Callable
@@ -14,6 +15,7 @@ from . import VERSION, states
 from .base import AgentError, boot_id, is_no_space, try_lock, write_atomic
 from .files import Ballast, Log
 from .hostread import CpuSource
+from .nodes import Nodes
 from .queuefile import Queue
 from .runwork import DONE, WAITING, RunWork
 from .slots import Slot, take
@@ -59,6 +61,7 @@ class Worker:
         self._slot_until = 0.0
         self._stuck = False
         self._wake_read, self._wake_write = os.pipe()
+        self.nodes = Nodes(queue, log, self._wake) if queue.peers is not None else None
 
     def work(self, ready: Callable[[dict[str, Any]], None]) -> None:
         """Work the queue to its end. `ready` is called once it is taken, with what agent.json says."""
@@ -70,10 +73,24 @@ class Worker:
         self._until_there_is_room(self._open_runs)
         self.sampler = Sampler(CpuSource(), self.queue.hz, self.agent_id)
         self.sampler.start()
+        if self.nodes is not None:
+            self.nodes.start(self.runs)
         while not self._step():
             self._wait(HURRY_S if any(run.hurried for run in self.runs) else IDLE_S)
         self.sampler.stop()
+        if self.nodes is not None:
+            self.nodes.close()
+        self._forget_secrets()
         self.log.say("agent %s is done with %s" % (self.agent_id, self.queue.path))
+
+    def _forget_secrets(self) -> None:
+        """No run needs them any more."""
+        try:
+            shutil.rmtree(self.queue.secrets_dir)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.log.say("%s cannot be removed: %s" % (self.queue.secrets_dir, error.strerror))
 
     # --- beginning
 
@@ -132,6 +149,8 @@ class Worker:
         """Look at everything once; True when all has ended and stands on the disk."""
         now = time.monotonic()
         self._hear(now)
+        if self.nodes is not None:
+            self.nodes.step(now)
         for run in self.runs:
             run.step(now)
             if run.phase == DONE and run.slot is not None:
@@ -141,7 +160,16 @@ class Worker:
         if self.sampler is not None:
             self.sampler.activate([os.path.join(run.dir, "telemetry.jsonl") for run in self.runs if run.active])
         flushed = self._flush()
-        return flushed and all(run.phase == DONE for run in self.runs)
+        ended = flushed and all(run.phase == DONE for run in self.runs)
+        if ended and self.nodes is not None:
+            self.nodes.step(now)
+            return bool(self._told_to_end) or self.nodes.may_leave(now)
+        return ended
+
+    def _wake(self) -> None:
+        """Another thread has news."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"x")
 
     def _wait(self, seconds: float) -> None:
         """Until a signal comes (a shim ended), or the time is over."""
@@ -163,6 +191,9 @@ class Worker:
 
     def _give_turns(self) -> None:
         waiting = [run for run in self.runs if run.phase == WAITING]
+        if self.nodes is not None:
+            self._give_turn_of_nodes(self.nodes, waiting)
+            return
         free = self.queue.slots - sum(run.active for run in self.runs)
         for i, run in enumerate(waiting):
             if i >= free:
@@ -177,23 +208,67 @@ class Worker:
 
     def _give_turn(self, run: RunWork) -> bool:
         """Start a run if a slot is free and has cooled down."""
+        reason = self._take_slot(run)
+        if reason is not None:
+            run.pending(reason)
+            return False
+        slot, self._slot = self._slot, None
+        assert slot is not None
+        run.begin(slot)
+        return True
+
+    def _take_slot(self, run: RunWork) -> str | None:
+        """Take a slot, or see whether the one that was taken has cooled down; what is waited for, else None."""
         try:
             if self._slot is None:
                 slot, held = take(self.queue.work, self.queue.slot, self.queue.slots)
                 if slot is None:
-                    run.pending(held)
-                    return False
+                    return held
                 self._slot = slot
                 self._slot_until = time.monotonic() + slot.rest_s(self.queue.cooldown_s, run.spec.run)
         except OSError as error:
-            run.pending("waits: the slot's file cannot be made (%s)" % error.strerror)
-            return False
+            return "waits: the slot's file cannot be made (%s)" % error.strerror
         if time.monotonic() < self._slot_until:
-            run.pending("waits for a cool-down of %g s" % self.queue.cooldown_s)
-            return False
-        slot, self._slot = self._slot, None
-        run.begin(slot)
-        return True
+            return "waits for a cool-down of %g s" % self.queue.cooldown_s
+        return None
+
+    def _give_turn_of_nodes(self, nodes: Nodes, waiting: list[RunWork]) -> None:
+        """One run at a time, on all nodes or on none: the leader's slot first, then each follower's, then begin."""
+        now = time.monotonic()
+        busy = any(run.active for run in self.runs)
+        run = None if busy else nodes.next_run(waiting, now)
+        for i, other in enumerate(waiting):
+            if other is not run and (i or busy):
+                other.pending("waits for its turn")
+            elif other is not run and not nodes.leads:
+                other.pending(nodes.waits_for(other))
+        if run is None:
+            self._give_back(nodes)
+            return
+        reason = self._take_slot(run)
+        if self._slot is None:
+            nodes.let_go()
+            nodes.waits_for_slot = reason
+        elif nodes.leads:
+            nodes.call(run, now)
+        if reason is None:
+            nodes.hold(run, now)
+            if nodes.may_start(run):
+                slot, self._slot = self._slot, None
+                assert slot is not None
+                nodes.let_go()
+                run.begin(slot)
+                return
+            reason = nodes.waits_for(run)
+        run.pending(reason)
+        if nodes.leads and self._slot is not None and nodes.give_up(now):
+            self._give_back(nodes)
+
+    def _give_back(self, nodes: Nodes) -> None:
+        nodes.let_go()
+        if self._slot is not None:
+            self._slot.give_back()
+            self._slot = None
 
     def _flush(self) -> bool:
         """Write the states that wait for room, on the ballast's if need be; False where some wait still."""
