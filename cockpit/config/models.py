@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from cockpit.config import fields
 from cockpit.core.records import Access, ServerSpec
 from runners.schema import Flag, Positive, Real, RunConfig, Strict, Whole, refuse
 
 SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(
-    r"(TOKEN|PASSWORD|PASSWD|SECRET|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS)(_|$)|(^|_)PASS(_|$)",
-    re.IGNORECASE,
-)
-# Logins in a URL, keys in PEM, and tokens as Hugging Face, GitHub, GitLab, NVIDIA, AWS and others write theirs.
-_SECRET_VALUE = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|(?<![A-Za-z0-9])(?:hf_|gh[pousr]_|github_pat_|glpat-|nvapi-|sk-|AKIA)[A-Za-z0-9_-]{16,}"
-)
 _SLOT = re.compile(r"[a-z0-9][a-z0-9-]*")
 _RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 _MAX_GPUS = 1024
@@ -130,8 +122,8 @@ class Server(Strict):
     master_port: Annotated[Whole, Field(ge=1024, le=65534)] = 29400
     ssh: Ssh = Ssh()
     env: dict[EnvName, EnvValue] = Field(default_factory=dict)
-    mounts: dict[str, str] = Field(default_factory=dict)
-    files: dict[str, str] = Field(default_factory=dict)
+    mounts: fields.Mounts = Field(default_factory=dict)
+    files: fields.Files = Field(default_factory=dict)
     secrets: tuple[EnvName, ...] = ()
     timeout_s: Seconds | None = None
     stall_after_s: Seconds | None = None
@@ -156,11 +148,24 @@ class Server(Strict):
     @classmethod
     def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
-            if _SECRET.search(name):
-                raise refuse(f"{name} looks like a secret, which has no place in env: name it in secrets.", name)
-            if _SECRET_VALUE.search(value):
-                raise refuse(f"{name} holds a login or a token, which has no place in env: name it in secrets.", name)
+            fields.no_secret(name, value, "env")
         return env
+
+    @model_validator(mode="after")
+    def _places(self) -> Self:
+        fields.apart({"mounts": self.mounts, "files": self.files})
+        both = [name for name in self.secrets if name in self.env]
+        if both:
+            raise refuse(f"{both[0]} is in env and in secrets: it is one of them.", "secrets")
+        return self
+
+    @model_validator(mode="after")
+    def _nodes(self) -> Self:
+        if len(set(self.nodes)) < len(self.nodes):
+            raise refuse("nodes names one machine twice.", "nodes")
+        if len(self.nodes) > 1 and self.slots > 1:
+            raise refuse(f"several nodes take one run at a time, and slots is {self.slots}: leave it out.", "slots")
+        return self
 
     def spec(self, name: str, profile: Profile) -> ServerSpec:
         """What the layers below take: `name` with the profile's times where the server has none of its own."""
@@ -215,32 +220,39 @@ class ContainerLauncher(Strict):
 
     kind: Literal["container"] = "container"
     engine: Literal["auto", "docker", "podman"] = "auto"
-    image: Annotated[str, Field(min_length=1)] | None = None
-    base_image: Annotated[str, Field(min_length=1)] | None = None
+    image: fields.Image | None = None
+    base_image: fields.Image | None = None
     build_args: dict[EnvName, EnvValue] = Field(default_factory=dict)
     pull: Literal["missing", "always", "never"] = "missing"
     send_from: str | None = None
     registry_login: Literal["server", "mine"] = "server"
     nvidia: Literal["auto", "gpus", "cdi", "none"] = "auto"
-    network: Annotated[str, Field(min_length=1)] = "host"
-    ipc: Annotated[str, Field(min_length=1)] | None = "host"
-    shm: str | None = "16g"
-    ulimits: dict[str, str | int | None] = Field(default_factory=_ulimits)
-    user: str | None = None
-    memory: str | None = None
-    hf_cache: str | None = "~/.cache/huggingface"
-    workdir: str | None = None
-    entrypoint: tuple[str, ...] | None = None  # None keeps the image's
-    shell: Annotated[str, Field(min_length=1)] = "/bin/sh"
+    network: fields.FlagValue = "host"
+    ipc: fields.FlagValue | None = "host"
+    shm: fields.Size | None = "16g"
+    ulimits: fields.Ulimits = Field(default_factory=_ulimits)
+    user: fields.User | None = None
+    memory: fields.Size | None = None
+    hf_cache: fields.HomePath | None = "~/.cache/huggingface"
+    workdir: fields.InnerPath | None = None
+    entrypoint: tuple[fields.Text, ...] | None = None  # None keeps the image's
+    shell: fields.Shell = "/bin/sh"
     init: Flag = True
     privileged: Flag = False
     read_only: Flag = False
     infiniband: Flag | None = None
-    cap_add: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    group_add: tuple[str, ...] = ()
-    security_opt: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()  # further flags, before the image's name
+    cap_add: tuple[fields.FlagValue, ...] = ()
+    devices: tuple[fields.FlagValue, ...] = ()
+    group_add: tuple[fields.FlagValue, ...] = ()
+    security_opt: tuple[fields.FlagValue, ...] = ()
+    extra: fields.Extra = ()  # further flags, before the image's name
+
+    @field_validator("build_args")
+    @classmethod
+    def _no_secrets(cls, args: dict[str, str]) -> dict[str, str]:
+        for name, value in args.items():
+            fields.no_secret(name, value, "build_args")
+        return args
 
 
 Launcher = Annotated[ProcessLauncher | ContainerLauncher, Field(discriminator="kind")]

@@ -58,7 +58,7 @@ class Tenant:
 
 
 async def gpu_tenants(host: Host, vendor: str, gpus: Sequence[int] | None, *, timeout: float = 40.0) -> list[Tenant]:
-    """The processes on the GPUs of `vendor` on `host`, by GPU and process id; only of those in `gpus` where it is given.
+    """The processes on the GPUs of `vendor` on `host`, by GPU and process id; `gpus` None is all of them.
 
     One whose GPU is unknown counts as on each. Raises ServerError where nothing there tells.
     """
