@@ -139,7 +139,7 @@ def _looking(sub: Any, common: argparse.ArgumentParser) -> None:
     _output(p, "text", "json", "md")
 
 
-def _configuring(sub: Any, common: argparse.ArgumentParser) -> None:
+def _configuring(sub: Any, common: argparse.ArgumentParser) -> Any:
     profiles = sub.add_parser("profiles", help="list, show or validate profiles", parents=[common]).add_subparsers(
         dest="what", metavar="list|show|validate", required=True
     )
@@ -159,6 +159,7 @@ def _configuring(sub: Any, common: argparse.ArgumentParser) -> None:
     p.add_argument("name", metavar="NAME", help="letters, digits, - and _")
     p.add_argument("values", nargs="*", metavar="KEY=VALUE", help="address=local slots=1 env.NCCL_DEBUG=WARN ...")
     p.add_argument("--force", action="store_true", help="replace a server file of this name")
+    return servers
 
 
 def _examining(sub: Any, servers: Any, common: argparse.ArgumentParser) -> None:
@@ -186,6 +187,25 @@ def _imaging(sub: Any, common: argparse.ArgumentParser) -> None:
     p.add_argument("--server", metavar="S", help="on which of its servers; -- ARGV... runs that in place of a shell")
 
 
+def _beginning(sub: Any, common: argparse.ArgumentParser) -> None:
+    p = _add(sub, "init", "init", "init", "write a first profile, asking on a terminal", common)
+    p.add_argument("--name", metavar="P", help="the profile's name")
+    p.add_argument(
+        "--server", action="append", default=[], metavar="[NAME=]ADDRESS", help="a server, as for ssh (repeat it)"
+    )
+    p.add_argument("--launcher", choices=("container", "process"), help="train in a container, or as a plain process")
+    p.add_argument("--image", metavar="IMAGE", help="the container's image (else the one that `build` makes)")
+    p.add_argument("--model", metavar="M", help="the model's size (tiny)")
+    p.add_argument("--repeats", type=int, metavar="N", help="runs a server")
+    p.add_argument(
+        "--from-ssh-config", nargs="*", metavar="HOST", help="server files for Host entries of SSH's configuration"
+    )
+    p.add_argument("--ssh-config", metavar="FILE", help="that configuration (~/.ssh/config)")
+    p.add_argument("--from-env", nargs="+", metavar="FILE", help="two servers from KEY=VALUE files (CUDA_SERVER...)")
+    p.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    p.add_argument("--force", action="store_true", help="overwrite files of these names")
+
+
 def build() -> argparse.ArgumentParser:
     """The whole parser; cheap enough to be built for `--help`."""
     common = _common()
@@ -202,7 +222,8 @@ def build() -> argparse.ArgumentParser:
     _run(sub, common)
     _following(sub, common)
     _looking(sub, common)
-    _configuring(sub, common)
+    _examining(sub, _configuring(sub, common), common)
+    _beginning(sub, common)
     _imaging(sub, common)
     return parser
 

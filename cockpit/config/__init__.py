@@ -12,6 +12,7 @@ from cockpit.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from cockpit.config.models import Profile
+    from cockpit.core.records import ServerSpec
 
 __all__ = [
     "Point",
@@ -22,6 +23,7 @@ __all__ = [
     "find_servers",
     "load",
     "profile_path",
+    "server_spec",
     "show",
     "user_folder",
     "validate_all",
@@ -85,6 +87,13 @@ def validate_all(profile: str, overrides: Sequence[str] = ()) -> list[ConfigErro
     from cockpit.config.resolve import problems
 
     return problems(profile, overrides)
+
+
+def server_spec(name: str) -> ServerSpec:
+    """The server of a server file, as it says it: its vendor may be "auto". Raises ConfigError."""
+    from cockpit.config.server import server_spec as _spec
+
+    return _spec(name)
 
 
 def write_server(name: str, values: Mapping[str, Any] | Sequence[str], *, overwrite: bool = False) -> Path:

@@ -18,6 +18,19 @@ from runners.compose import data_of, validate_data
 
 def write_server(name: str, values: Mapping[str, Any] | Sequence[str], *, overwrite: bool) -> Path:
     """See cockpit.config.write_server."""
+    text = server_text(name, values)
+    path = user_folder() / "server" / f"{name}.yaml"
+    if path.exists() and not overwrite:
+        raise ConfigError(
+            f"there is a server {name!r} already, in {path}.",
+            hint="Say --force to overwrite it, or take another name.",
+        )
+    put(path, text)
+    return path
+
+
+def server_text(name: str, values: Mapping[str, Any] | Sequence[str]) -> str:
+    """The text of a server file with what `values` say. Raises ConfigError."""
     if not SERVER_NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} is no server name.", hint="Use letters, digits, _ and -, beginning with a letter or digit."
@@ -25,18 +38,25 @@ def write_server(name: str, values: Mapping[str, Any] | Sequence[str], *, overwr
     with as_config_error():
         data, words = (dict(values), ()) if isinstance(values, Mapping) else data_of(values, Server)
         server = validate_data(data, Server, words)
-    said = {key: value for key, value in server.model_dump(mode="json").items() if key in data}
-    path = user_folder() / "server" / f"{name}.yaml"
-    if path.exists() and not overwrite:
-        raise ConfigError(
-            f"there is a server {name!r} already, in {path}.",
-            hint="Say --force to overwrite it, or take another name.",
-        )
+    return _yaml(_said(server.model_dump(mode="json"), data))
+
+
+def _said(whole: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Of validated values those that were said, and not the defaults beside them."""
+    out = {}
+    for key in (k for k in whole if k in said):
+        inner, mine = whole[key], said[key]
+        fixed = isinstance(inner, Mapping) and isinstance(mine, Mapping) and key == "ssh"
+        out[key] = _said(inner, mine) if fixed else inner
+    return out
+
+
+def put(path: Path, text: str) -> None:
+    """Write the whole file or nothing. Raises ConfigError."""
     try:
-        _put(path, _yaml(said))
+        _put(path, text)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}.") from None
-    return path
 
 
 def _yaml(values: dict[str, Any]) -> str:
