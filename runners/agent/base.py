@@ -5,12 +5,26 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class AgentError(Exception):
     """Something that a queue or a user got wrong, as one clear sentence."""
+
+
+def own_argv(module: str, *words: str) -> list[str]:
+    """The command that calls `main()` of one of these modules in this Python, from a folder or a .pyz alike.
+
+    Isolated, and without `site`; `words` are its arguments.
+    """
+    package = __package__ or "agent"
+    root = os.path.abspath(__file__)
+    for _ in range(package.count(".") + 2):
+        root = os.path.dirname(root)
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from %s.%s import main; sys.exit(main())"
+    return [sys.executable, "-I", "-S", "-c", code % (package, module), root, *words]
 
 
 def is_no_space(error: OSError) -> bool:

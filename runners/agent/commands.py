@@ -6,14 +6,13 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
 import traceback
 from typing import Any, Callable, Sequence
 
-from . import QUEUE_SCHEMA, VERSION, daemon, queuefile, states
+from . import QUEUE_SCHEMA, VERSION, cleaning, daemon, queuefile, states
 from .base import AgentError, is_locked
 from .files import Log, read_whole_lines
 from .hostread import CpuSource
@@ -52,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(act=act)
         if name == "stop":
             command.add_argument("--run", help="only this run")
+    lister = commands.add_parser("list", help="the queues below a work folder")
+    lister.add_argument("work", metavar="WORK", help="the work folder")
+    lister.set_defaults(act=_list)
     sampler = commands.add_parser("sample", help="sample this machine into a file until stopped")
     sampler.add_argument("--out", required=True, help="the file to append to")
     sampler.add_argument("--hz", type=float, default=2.0, help="samples a second (default 2)")
@@ -129,21 +131,11 @@ def _status(args: argparse.Namespace) -> int:
         lines = read_whole_lines(os.path.join(queue.run_dir(spec.run), "states.jsonl"))
         last = lines[-1] if lines else {}
         shown = {key: last.get(key) for key in ("state", "stage", "reason", "exit_code", "signal", "t", "agent_seq")}
-        runs.append({"run": spec.run, **shown, "shim": _running(queue.run_dir(spec.run))})
+        inside = {stage.stage: stage.container.name for stage in spec.stages if stage.container is not None}
+        where = {"container": inside.get(str(shown["stage"])), "shim": cleaning.has_shim(queue.run_dir(spec.run))}
+        runs.append({"run": spec.run, **shown, **where})
     _print({"alive": alive, "pid": about.get("pid") if alive else None, "agent": about, "runs": runs})
     return 0
-
-
-def _running(run_dir: str) -> bool:
-    """Whether a shim of this run lives."""
-    try:
-        names = os.listdir(run_dir)
-    except OSError:
-        return False
-    return any(
-        name.startswith("shim.") and name.endswith(".json") and is_locked(os.path.join(run_dir, name))
-        for name in names
-    )
 
 
 def _stop(args: argparse.Namespace) -> int:
@@ -174,13 +166,18 @@ def _clean(args: argparse.Namespace) -> int:
     if lock is None:
         raise AgentError("%s is being worked (pid %s). Stop it first." % (path, _agent(path).get("pid")))
     try:
-        busy = [spec.run for spec in queue.runs if _running(queue.run_dir(spec.run))]
-        if busy:
-            raise AgentError("%s still runs %s. Stop it first." % (path, ", ".join(busy)))
-        shutil.rmtree(path)
+        cleaning.clean(queue)
     finally:
         os.close(lock)
     _print({"removed": path})
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    work = os.path.realpath(args.work)
+    if not os.path.isdir(work):
+        raise AgentError("%s is no folder." % args.work)
+    _print({"work": work, "queues": cleaning.queues(work)})
     return 0
 
 

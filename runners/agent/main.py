@@ -1,4 +1,4 @@
-"""The agent's commands: work, start, status, stop, clean, sample, shim, --version. Findings are JSON on stdout."""
+"""The agent's commands: work, start, status, stop, clean, list, sample, --version. Findings are JSON on stdout."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         from . import shim
 
         return shim.main()
+    if words[:1] == ["container"]:
+        from . import container
+
+        return container.main(words[1:])
+    if words[:1] == ["tidy"]:
+        from . import tidy
+
+        return tidy.main(words[1:])
     _fill_standard_files()
     from . import commands
 

@@ -58,6 +58,25 @@ def of_run(pgid: int | None, since_ticks: int | None, out_dir: str, proc: str = 
     return found
 
 
+def family(pid: int, proc: str = PROC) -> list[Process]:
+    """A process and all that descend from it; of a container's main process that is all that runs in it."""
+    children: dict[int, list[int]] = {}
+    try:
+        pids = [int(name) for name in os.listdir(proc) if name.isdigit()]
+    except OSError:
+        return []
+    for child in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError), open("%s/%d/stat" % (proc, child), "rb") as f:
+            children.setdefault(int(f.read().rpartition(b")")[2].split()[1]), []).append(child)
+    found, todo = [], [pid]
+    while todo:
+        p = inspect(todo.pop(), proc)
+        if p is not None and p.state not in "ZX":
+            found.append(p)
+            todo.extend(children.get(p.pid, []))
+    return found
+
+
 def _environ(pid: int, proc: str) -> bytes:
     try:
         with open("%s/%d/environ" % (proc, pid), "rb") as f:

@@ -54,6 +54,11 @@ def fresh(stage: str) -> dict[str, Any]:
     return fields
 
 
+def short(text: str) -> str:
+    """`text` as it fits into a record, where a character may take twelve bytes: its middle left out if need be."""
+    return text if len(json.dumps(text)) <= 2400 else "%s...%s" % (text[:90], text[-90:])
+
+
 def encode(fields: dict[str, Any]) -> bytes:
     """SIZE bytes: JSON with its checksum last, padded with blanks, a newline at the end. ValueError if too long."""
     body = json.dumps(fields, separators=(",", ":")).encode()

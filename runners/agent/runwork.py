@@ -6,7 +6,8 @@ no agent lived is noted as one that was watched:
 lock held                            the shim lives: watch it
 free, record ended                   the stage ended, at the record's time
 free, record without a process       nothing was started: start it (again)
-free, record with a process          the shim was killed, or the machine restarted: end what is left, FAILED
+free, record with a process          the shim was killed, or the machine restarted: end what is left, FAILED;
+                                     a container is not its child: another shim goes on with it (contained.py)
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import procs, record, shim, states
+from . import procs, record, states
 from .base import AgentError, boot_id, is_locked, is_no_space, start_ticks
+from .contained import STOP_MARGIN_S, Contained
 from .files import Log, tail_lines
 from .queuefile import Queue, RunSpec, Stage
 from .slots import Slot
+from .starting import make_ready, start_shim
 from .states import StateLog
-from .unpack import unpack
+from .unpack import Unpacking
+
+if TYPE_CHECKING:
+    from .nodes import Nodes
 
 WAITING, PREPARING, LIVE, SWEEPING, DONE = "waiting", "preparing", "live", "sweeping", "done"
+HELD = "held"  # ended here, while other nodes are still at it
 RETRY_S = 0.5
 SWEEP_S = 10.0  # how long processes may take to vanish after SIGKILL before the queue goes on without them
 START_TRIES = 5
@@ -41,7 +47,7 @@ class Stopping:
         self.reason = reason
         self.wchan = wchan
         self.kill_at = kill_at
-        self.told = False
+        self.told: int | None = None  # the process group that has its TERM
         self.next_kill = kill_at
 
 
@@ -62,11 +68,17 @@ class RunWork:
         self.slot: Slot | None = None
         self.stopping: Stopping | None = None
         self._shim: subprocess.Popen[bytes] | None = None
+        self._unpacking = Unpacking(queue)
+        self._contained: Contained | None = None
+        self._carry: dict[str, Any] | None = None
         self._tries = 0
         self._next_try = 0.0
         self._spool_told = ("ok", False)
         self._ended: dict[str, Any] | None = None
         self._sweep_until = 0.0
+        self._notes: list[str] = []
+        self._held: dict[str, Any] | None = None
+        self.nodes: Nodes | None = None  # where several train together
         self._recover()
 
     # --- what the queue asks
@@ -77,15 +89,48 @@ class RunWork:
         return self.spec.stages[self.index]
 
     @property
+    def contained(self) -> Contained | None:
+        """The container of the stage it is at; None for a process."""
+        if self.stage.container is None:
+            return None
+        if self._contained is None or self._contained.index != self.index:
+            self._contained = Contained(self.queue, self.spec, self.index, self.log)
+        return self._contained
+
+    @property
     def active(self) -> bool:
         """Whether it has, or is about to have, processes."""
-        return self.phase in (PREPARING, LIVE, SWEEPING)
+        return self.phase in (PREPARING, LIVE, SWEEPING, HELD)
+
+    @property
+    def begun(self) -> bool:
+        """Whether its turn has come, for this agent or one before."""
+        return any(state == states.STARTING for state, _ in self.states.seen)
+
+    @property
+    def fate(self) -> dict[str, Any] | None:
+        """state, reason and rec (the shim's record) of how it has ended here or will; None while nothing ends it."""
+        if self.phase == DONE and self.states.last is not None:
+            return {**self.states.last, "rec": self.states.last}
+        if self._held is not None:
+            return self._held
+        if self._ended is not None:
+            because = self._ended["because"]
+            known = {"state": because, "reason": self._ended["reason"], "rec": self._ended["rec"] or {}}
+            return None if self._goes_on(because) else known
+        if self.stopping is not None:
+            return {"state": self.stopping.because, "reason": self.stopping.reason, "rec": {}}
+        return None
 
     @property
     def hurried(self) -> bool:
         """Whether something is about to change: looked at more often then."""
+        if self.nodes is not None and self.phase == PREPARING and not self.nodes.may_start(self):
+            return False  # the others may take hours
         return self.phase in (PREPARING, SWEEPING) or (
-            self.phase == LIVE and ("RUNNING", self.stage.stage) not in self.states.seen
+            self.phase == LIVE
+            and self.stage.container is None
+            and ("RUNNING", self.stage.stage) not in self.states.seen
         )
 
     def pending(self, reason: str) -> None:
@@ -107,7 +152,11 @@ class RunWork:
         if self.phase == DONE or self.stopping is not None:
             return
         if self.phase in (WAITING, PREPARING):
-            self._finish(because, reason, {})
+            self._conclude(because, reason)
+            return
+        if self._held is not None:
+            if self._held["state"] == states.SUCCEEDED:
+                self._held.update(state=because, reason=reason)
             return
         if self._ended is not None:
             if self._goes_on(self._ended["because"]):
@@ -118,10 +167,14 @@ class RunWork:
             return  # it was faster: `step` notes its end, and a stage that would follow is not begun
         if rec is not None and rec["phase"] == record.RUNNING:
             self._note_running(rec)
-        self.stopping = Stopping(because, reason, wchan or {}, time.monotonic() + self.stage.stop_grace_s)
+        self.stopping = Stopping(because, reason, wchan or {}, time.monotonic() + self._patience_s())
         self.states.add(
             states.STOPPING, reason, stage=self.stage.stage, data={"because": because, "wchan": wchan or {}}
         )
+
+    def _patience_s(self) -> float:
+        """From TERM to KILL; an engine keeps the container's grace itself."""
+        return self.stage.stop_grace_s + (STOP_MARGIN_S if self.stage.container is not None else 0.0)
 
     def step(self, now: float) -> None:
         """Look and go on; never waits. `now` is the monotonic clock."""
@@ -133,6 +186,8 @@ class RunWork:
             self._watch(now)
         elif self.phase == SWEEPING:
             self._sweep(now)
+        elif self._held is not None:
+            self._finish(**self._held)
 
     # --- taking over from an agent that was killed
 
@@ -145,10 +200,12 @@ class RunWork:
         if known:
             self.index = known[-1]
             self.phase = LIVE
+            if self.contained is not None:
+                self.contained.hold()
         if last is not None and last["state"] == states.STOPPING:
             data = last.get("data", {})
             because, wchan = data.get("because", states.CANCELLED), data.get("wchan", {})
-            self.stopping = Stopping(because, last["reason"], wchan, time.monotonic() + self.stage.stop_grace_s)
+            self.stopping = Stopping(because, last["reason"], wchan, time.monotonic() + self._patience_s())
             if not known:
                 self._finish(because, last["reason"], {})
 
@@ -158,57 +215,26 @@ class RunWork:
     # --- starting a stage
 
     def _prepare(self, now: float) -> None:
-        self._next_try = now + RETRY_S
+        if self.nodes is not None and not self.nodes.may_start(self):
+            return
+        assert self.slot is not None
         try:
-            if self.queue.code:
-                unpack(self.queue.work, self.queue.code)
-            os.makedirs(os.path.join(self.queue.work, "cache"), mode=0o700, exist_ok=True)
-            os.close(os.open(self.spool, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
-            self._spawn()
+            if not self._unpacking.ready():
+                return
+            self._next_try = now + RETRY_S
+            make_ready(self.queue, self.spec, self.spool)
+            self._shim = start_shim(
+                self.queue, self.spec, self.index, self.log, self.slot, self.contained, self._carry
+            )
+            self.phase, self._carry, self._spool_told = LIVE, None, ("ok", False)
         except AgentError as error:
-            self._finish(states.FAILED, str(error), {})
+            self._conclude(states.FAILED, str(error))
         except OSError as error:
+            self._next_try = now + RETRY_S
             if is_no_space(error):
                 self._say_once(states.STARTING, "waits: no space left under %s" % self.queue.work)
             else:
-                self._finish(states.FAILED, "stage %s cannot be started: %s." % (self.stage.stage, error), {})
-
-    def _spawn(self) -> None:
-        """Make the record, and the shim that inherits its lock and the slot's. Raises OSError."""
-        assert self.slot is not None
-        stage = self.stage
-        fd = record.create(self._record(self.index), record.fresh(stage.stage))
-        try:
-            expand = self.queue.expand
-            task = {
-                "record_fd": fd,
-                "keep_fds": [self.slot.fd],
-                "spool": self.spool,
-                "max_by": self.queue.spool_max_by,
-                "argv": [expand(word, self.spec.run) for word in stage.argv],
-                "env": self.queue.environment(self.spec, stage, dict(os.environ)),
-                "cwd": expand(stage.cwd, self.spec.run) if stage.cwd else self.dir,
-                "grace_s": stage.stop_grace_s,
-                "stage": stage.stage,
-            }
-            with self.log.file() as words:  # never the agent's own stderr: whoever reads that waits for its end
-                self._shim = subprocess.Popen(
-                    [*shim.argv(sys.executable), self._record(self.index)],
-                    stdin=subprocess.PIPE,
-                    stdout=words,
-                    stderr=words,
-                    pass_fds=(fd, self.slot.fd),
-                    start_new_session=True,
-                    cwd="/",
-                )
-            assert self._shim.stdin is not None
-            with contextlib.suppress(BrokenPipeError), self._shim.stdin as pipe:  # broken: seen by the record
-                pipe.write(shim.message(task))
-        finally:
-            os.close(fd)
-        self.slot.tell({"group": self.queue.group, "run": self.spec.run, "pid": self._shim.pid})
-        self.phase = LIVE
-        self._spool_told = ("ok", False)
+                self._conclude(states.FAILED, "stage %s cannot be started: %s." % (self.stage.stage, error))
 
     # --- watching it
 
@@ -228,16 +254,24 @@ class RunWork:
                 self._drive_stop(rec, self.stopping, now)
 
     def _note_running(self, rec: dict[str, Any]) -> None:
-        if (states.RUNNING, rec["stage"]) not in self.states.seen:
-            self._say_started()
-            self.states.add(states.RUNNING, stage=rec["stage"], t=rec["t_start"], mono=rec["mono_start"])
+        if (states.RUNNING, rec["stage"]) in self.states.seen:
+            return
+        about = self.contained.running() if self.contained is not None else None
+        if self.contained is not None and about is None:
+            return  # a container's process is not the minder
+        self._say_started()
+        at = about or {"t": rec["t_start"], "mono": rec["mono_start"]}
+        self.states.add(states.RUNNING, stage=rec["stage"], **at)
 
     def _say_started(self) -> None:
         if not any(state == states.STARTING for state, _ in self.states.seen):
             self.states.add(states.STARTING, stage=self.stage.stage)
 
     def _note_spool(self, rec: dict[str, Any]) -> None:
-        """One word when output is no longer kept, and one when it is again."""
+        """One word when output is no longer kept, or the engine does not answer, and one when that is over."""
+        news = self.contained.news() if self.contained is not None and self.stopping is None else None
+        if news is not None:
+            self._say_once(states.RUNNING, news)
         state = rec["spool_state"], rec["dropped_by"] > 0
         if state == self._spool_told or self.stopping is not None:
             return
@@ -260,22 +294,26 @@ class RunWork:
         if self.stopping is not None:
             return
         quiet_s = now - (rec["last_output_mono"] or rec["mono_start"])
+        if self.nodes is not None:
+            quiet_s = self.nodes.quiet_s(self, quiet_s)
         if stage.timeout_s is not None and now - rec["mono_start"] >= stage.timeout_s:
             self.stop(states.TIMEOUT, "stage %s passed its timeout of %g s" % (stage.stage, stage.timeout_s))
         elif stage.stall_after_s is not None and quiet_s >= stage.stall_after_s:
             tail = tail_lines(self.spool)
             said = "; the last line was: %s" % tail[-1] if tail else ""
-            wchan = {str(p.pid): procs.where(p) for p in self._processes(rec)}
+            inside = self.contained.processes() if self.contained is not None else self._processes(rec)
+            wchan = {str(p.pid): procs.where(p) for p in inside}
             reason = "stage %s printed nothing for %g s%s" % (stage.stage, stage.stall_after_s, said)
             self.stop(states.STALLED, reason, wchan)
 
     # --- ending it
 
     def _drive_stop(self, rec: dict[str, Any], stopping: Stopping, now: float) -> None:
-        if not stopping.told:
+        if stopping.told != rec["pgid"]:  # another one where a container's minder was started again
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rec["pid"], signal.SIGUSR1)  # the whole group has the grace, not only its main process
-            stopping.told = procs.signal_group(rec["pgid"], signal.SIGTERM)
+            if procs.signal_group(rec["pgid"], signal.SIGTERM):
+                stopping.told = rec["pgid"]
         if now >= stopping.next_kill:
             stopping.next_kill = now + RETRY_S
             procs.signal_group(rec["pgid"], signal.SIGKILL)
@@ -293,15 +331,23 @@ class RunWork:
         return procs.of_run(rec["pgid"] if pinned else None, since, self.out)
 
     def _stage_ended(self, rec: dict[str, Any]) -> None:
+        inside = self.contained
+        if inside is not None and not inside.ended() and self._adopt(rec, "its minder does not stay"):
+            return
+        rec = inside.truth(rec) if inside is not None and rec["error"] is None else rec
         if rec["error"] is None:
             self._note_running(rec)
             self._note_spool(rec)
         else:
             self._say_started()
+        because: str
+        reason: str | None
         if self.stopping is not None:
             because, reason = self.stopping.because, self.stopping.reason
         elif rec["error"] is not None:
             because, reason = states.FAILED, "stage %s: %s." % (rec["stage"], rec["error"])
+        elif inside is not None:
+            because, reason = self._verdict_on(inside, rec)
         elif rec["exit_code"] == 0:
             because, reason = states.SUCCEEDED, None
         else:
@@ -309,14 +355,52 @@ class RunWork:
             because, reason = states.FAILED, "stage %s %s" % (rec["stage"], how)
         self._begin_sweep(because, reason, rec)
 
+    def _verdict_on(self, inside: Contained, rec: dict[str, Any]) -> tuple[str, str | None]:
+        why = inside.failure(rec)
+        if why is None:
+            return states.SUCCEEDED, None
+        if inside.rebooted:
+            return states.NODE_FAIL, "the server restarted while stage %s ran; it %s" % (rec["stage"], why)
+        return states.FAILED, "stage %s %s" % (rec["stage"], why)
+
+    def _adopt(self, rec: dict[str, Any], why: str) -> bool:
+        """Have another shim go on with the container; False where that was tried often enough."""
+        inside = self.contained
+        assert inside is not None
+        if self.stopping is not None and time.monotonic() >= self.stopping.kill_at:
+            return False
+        inside.hold()
+        left = self._processes(rec)
+        procs.kill(left)  # the old minder: two would take the container's end from each other
+        if left:
+            return True  # looked at again until they are gone
+        self._tries += 1
+        if self._tries > START_TRIES:
+            return False
+        self.log.say("run %s: stage %s: %s; another shim goes on" % (self.spec.run, self.stage.stage, why))
+        rebooted = rec["boot_id"] not in (None, boot_id())
+        inside.rebooted = inside.rebooted or rebooted
+        self._carry = None if rebooted or rec["t_start"] is None else rec
+        if self.stopping is not None:
+            self.stopping.told = None
+        self.phase = WAITING if self.slot is None else PREPARING
+        return True
+
     def _shim_gone(self, rec: dict[str, Any] | None) -> None:
         stage = self.stage.stage
+        if (
+            self.contained is not None
+            and rec is not None
+            and rec["child_pid"] is not None
+            and self._adopt(rec, "the shim was killed")
+        ):
+            return
         if rec is not None and rec["child_pid"] is None:
             self._start_again()
         elif rec is None:
             self._begin_sweep(states.FAILED, "the status record of stage %s is damaged" % stage, None)
         elif rec["boot_id"] != boot_id():
-            self._finish(states.NODE_FAIL, "the server restarted while stage %s ran" % stage, rec)
+            self._begin_sweep(states.NODE_FAIL, "the server restarted while stage %s ran" % stage, rec)
         else:
             rec.update(t_end=None, mono_end=None)
             because = self.stopping.because if self.stopping is not None else states.FAILED
@@ -325,14 +409,20 @@ class RunWork:
     def _start_again(self) -> None:
         """The shim died before it started anything: the stage takes its turn (again)."""
         if self.stopping is not None:
-            self._finish(self.stopping.because, self.stopping.reason, {})
+            self._conclude(self.stopping.because, self.stopping.reason)
             return
         self._tries += 1
         if self._tries > START_TRIES:
-            reason = "the shim of stage %s does not start; see agent.log" % self.stage.stage
-            self._finish(states.FAILED, reason, {})
+            self._conclude(states.FAILED, "the shim of stage %s does not start; see agent.log" % self.stage.stage)
             return
         self.phase = WAITING if self.slot is None else PREPARING
+
+    def _conclude(self, state: str, reason: str) -> None:
+        """End a run that has no process; where it may have a container still, sweep that away first."""
+        if self.contained is not None and os.path.exists(self.contained.path):
+            self._begin_sweep(state, reason, self._carry)
+        else:
+            self._finish(state, reason, {})
 
     def _begin_sweep(self, because: str, reason: str | None, rec: dict[str, Any] | None) -> None:
         self._ended = {"because": because, "reason": reason, "rec": rec}
@@ -348,11 +438,17 @@ class RunWork:
         procs.kill(left)
         if left and now < self._sweep_until:
             return
+        inside = self.contained
+        if inside is not None and not inside.tidied(now):
+            return
         if left:
             names = ", ".join("%d %s" % (p.pid, procs.where(p)) for p in left)
             self.log.say("run %s: processes that do not end: %s" % (self.spec.run, names))
         because, reason = self._ended["because"], self._ended["reason"]
         self._ended = None
+        if inside is not None:
+            self._notes += inside.notes
+            inside.close()
         if self._goes_on(because):
             self.index += 1
             self._tries = 0
@@ -366,15 +462,24 @@ class RunWork:
         return because == states.SUCCEEDED and self.index + 1 < len(self.spec.stages)
 
     def _finish(self, state: str, reason: str | None, rec: dict[str, Any]) -> None:
+        if self.nodes is not None:
+            verdict = self.nodes.verdict(self, state, reason, rec)
+            if verdict is None:
+                self._held = {"state": state, "reason": reason, "rec": rec}
+                self.phase = HELD
+                return
+            state, reason, rec = verdict
+            self._held = None
         dropped = 0
         for i in range(len(self.spec.stages)):
             stage_rec = record.read(self._record(i))
             dropped += stage_rec["dropped_by"] if stage_rec else 0
         data = {
-            "tail": tail_lines(self.spool),
+            "tail": rec.get("tail") or tail_lines(self.spool),
             "wchan": self.stopping.wchan if self.stopping is not None else {},
             "spool_by": os.path.getsize(self.spool) if os.path.exists(self.spool) else 0,
             "dropped_by": dropped,
+            **({"notes": self._notes} if self._notes else {}),
         }
         self.states.add(
             state,

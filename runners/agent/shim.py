@@ -3,6 +3,10 @@
 The agent may die and come back meanwhile; the shim needs nothing of it. It gets its task as JSON on standard input
 and says everything through the status record. It answers no signal but SIGUSR1: a stop was asked for, so what is left
 of the program's group after its main process has the stop's grace to end, and not only DRAIN_S.
+
+A container prints into a FIFO, `task["pipe"]`: that is then the pipe. Its bytes go into the spool by splice(2), so
+that a kill at any moment loses none and doubles none, and another shim goes on with the rest. The program is the
+container's minder, which is started again where something kills it. `task["carry"]` is the record of the shim before.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ import time
 
 from . import record
 from .base import boot_id, start_ticks
-from .spool import Spool
+from .spool import CAPPED, Spool
 
 TYPE_CHECKING = False  # typing itself would cost the shim its import
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+MINDER_TRIES = 5
 DRAIN_S = 3.0  # after the main process, how long others of its group may hold the pipe
 RECORD_S = 0.25  # how old the record's counts may be
 BLOCK_BY = 256 << 10
@@ -45,29 +50,14 @@ def main() -> int:
     return 0
 
 
-def argv(python: str) -> list[str]:
-    """The command of a shim from the same code as this, a folder or a .pyz alike; isolated, and without `site`."""
-    package = __package__ or "agent"
-    root = os.path.abspath(__file__)
-    for _ in range(package.count(".") + 2):
-        root = os.path.dirname(root)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from %s.shim import main; sys.exit(main())" % package
-    return [python, "-I", "-S", "-c", code, root]
-
-
 def message(task: dict[str, Any]) -> bytes:
     """The bytes for the shim's standard input: a length, so that half a task is noticed, and the task.
 
-    `task` has record_fd, keep_fds (locks that are held by being open), spool, max_by, argv, env, cwd, grace_s and
-    stage.
+    `task` has record_fd, keep_fds (locks that are held by being open), spool, max_by, argv, env, cwd, grace_s, stage,
+    and for a container pipe and carry (None, or the record of a shim that was killed).
     """
     body = json.dumps(task).encode()
     return b"%d\n%s" % (len(body), body)
-
-
-def _short(text: str) -> str:
-    """`text` as it fits into the record, where a character may take twelve bytes: its middle left out if need be."""
-    return text if len(json.dumps(text)) <= 2400 else "%s...%s" % (text[:90], text[-90:])
 
 
 class Shim:
@@ -80,11 +70,24 @@ class Shim:
             os.set_inheritable(fd, False)  # held here and nowhere else: a daemon of the program must not hold a lock
         self.rec = record.fresh(task["stage"])
         self.spool = Spool(task["spool"], task["max_by"])
+        self._fifo: str | None = task.get("pipe")
+        self._minders = 0
+        self._carry_on(task.get("carry"))
         self.stopping = False
         self.pipe = -1
         self.pid = 0
         self._written = 0.0
         signal.signal(signal.SIGUSR1, self._on_stop)
+
+    def _carry_on(self, carry: dict[str, Any] | None) -> None:
+        """Count on from where a shim that was killed had come to, as far as its record says."""
+        if carry is None:
+            return
+        for key in ("t_start", "mono_start", "bytes_in", "last_output", "last_output_mono"):
+            self.rec[key] = carry[key]
+        self.spool.written, self.spool.dropped = carry["spool_by"], carry["dropped_by"]
+        if carry["spool_state"] == CAPPED:
+            self.spool.state = CAPPED
 
     def _on_stop(self, *_: object) -> None:
         self.stopping = True
@@ -98,20 +101,34 @@ class Shim:
         if error is None:
             rec["phase"] = record.RUNNING
             self.write()
-        self._drain()
+        if self.pipe >= 0:
+            self._drain()
         self._end(error)
 
     # --- start
 
     def _start(self) -> str | None:
-        """Fork and run the program; why it could not be started, or None.
+        """Make the pipe and start the program; why it could not be started, or None."""
+        try:
+            self.pipe, out = self._open_pipe()
+        except OSError as error:
+            return record.short("cannot open %s: %s" % (self._fifo, error.strerror))
+        self._widen(self.pipe)
+        return self._fork(out)
+
+    def _open_pipe(self) -> tuple[int, int]:
+        if self._fifo is None:
+            return os.pipe()
+        read = os.open(self._fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read, os.open(self._fifo, os.O_WRONLY | os.O_CLOEXEC)
+
+    def _fork(self, out: int) -> str | None:
+        """Run the program with `out`, which is closed here; why it could not be started, or None.
 
         The child waits for the record to name it: where the shim is killed before that, nothing has run.
         """
-        self.pipe, out = os.pipe()
         go_read, go_write = os.pipe()
         err_read, err_write = os.pipe()
-        self._widen(self.pipe)
         self.pid = os.fork()
         if self.pid == 0:
             os.close(go_write)
@@ -122,9 +139,9 @@ class Shim:
             child_pid=self.pid,
             pgid=self.pid,
             child_start_ticks=start_ticks(self.pid),
-            t_start=time.time(),
-            mono_start=time.monotonic(),
         )
+        if self.rec["t_start"] is None:
+            self.rec.update(t_start=time.time(), mono_start=time.monotonic())
         self.write()
         os.write(go_write, b"g")
         os.close(go_write)
@@ -132,7 +149,7 @@ class Shim:
         for part in iter(lambda: os.read(err_read, 4096), b""):
             error += part
         os.close(err_read)
-        return _short(error.decode("utf-8", "replace")) or None
+        return record.short(error.decode("utf-8", "replace")) or None
 
     @staticmethod
     def _widen(pipe: int) -> None:
@@ -156,6 +173,8 @@ class Shim:
                 os._exit(code)
             for number in RESET:
                 signal.signal(number, signal.SIG_DFL)
+            if self._fifo is not None:
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the minder can hear it
             doing = "cannot enter the folder %s" % cwd
             os.chdir(cwd)
             doing = "cannot start %s" % argv[0]
@@ -183,11 +202,13 @@ class Shim:
             if at_eof:
                 time.sleep(RECORD_S)
             elif poll.poll(100):
-                size = self._read()
-                at_eof = size == 0
+                size, at_eof = self._read()
                 dirty = True
             now = time.monotonic()
             if exited_at is None and self._has_exited():
+                if self._start_minder_again():
+                    at_eof = False
+                    continue
                 exited_at = now
                 self.rec.update(t_end=time.time(), mono_end=now)
             if exited_at is not None and now - exited_at > (self.task["grace_s"] + 2 if self.stopping else DRAIN_S):
@@ -198,13 +219,38 @@ class Shim:
                 time.sleep(0.005)  # many short lines become few long reads
         os.close(self.pipe)
 
-    def _read(self) -> int:
-        data = os.read(self.pipe, BLOCK_BY)
-        if data:
-            self.spool.feed(data)
-            self.rec["bytes_in"] += len(data)
+    def _read(self) -> tuple[int, bool]:
+        """How many bytes were taken from the pipe, and whether it has ended."""
+        size = None
+        try:
+            if self._fifo is not None:
+                size = self.spool.splice(self.pipe, BLOCK_BY)
+            if size is None:
+                data = os.read(self.pipe, BLOCK_BY)
+                self.spool.feed(data)
+                size = len(data)
+        except BlockingIOError:
+            return 0, False
+        if size:
+            self.rec["bytes_in"] += size
             self.rec.update(last_output=time.time(), last_output_mono=time.monotonic())
-        return len(data)
+        return size, size == 0
+
+    def _start_minder_again(self) -> bool:
+        """Where a signal ended a container's minder, which only a kill from outside does: start another one.
+
+        Not where a stop was asked for: then it was the agent, whose patience with the engine was over.
+        """
+        if self._fifo is None or self.stopping or self._minders >= MINDER_TRIES:
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it had asked the engine with; a zombie keeps the number ours
+        self._reap(wait=True)
+        if self.rec["signal"] is None:
+            return False
+        self._minders += 1
+        self.rec.update(signal=None, exit_code=None)
+        return self._fork(os.open(self._fifo, os.O_WRONLY | os.O_CLOEXEC)) is None
 
     def _has_exited(self, wait: bool = False) -> bool:
         """Whether the main process has ended. It stays a zombie, so that its group's number cannot be reused."""
@@ -215,7 +261,7 @@ class Shim:
 
     def _reap(self, wait: bool) -> bool:
         if self.pid == 0:
-            return True
+            return True  # it was never there, or was waited for before
         pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
         if pid == 0:
             return False
@@ -230,8 +276,9 @@ class Shim:
     def _end(self, error: str | None) -> None:
         """End what is left of the group, and keep how the program ended, however full the disk is."""
         rec = self.rec
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(rec["pgid"], signal.SIGKILL)
+        if rec["pgid"] is not None and self.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rec["pgid"], signal.SIGKILL)
         self._reap(wait=True)
         self.spool.close()
         rec.update(phase=record.ENDED, ended=True, error=error)

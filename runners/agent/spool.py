@@ -10,7 +10,8 @@ import json
 import os
 import time
 
-from .base import free_by
+from .base import NO_SPACE, free_by
+from .pipes import move
 
 MARGIN_BY = 64 << 10  # left free for states and for others; a spool stops before it
 RESUME_BY = 1 << 20  # free again: more than the ballast that an agent sets free for its states
@@ -39,6 +40,7 @@ class Spool:
         self._source_mid_line = False  # the output's last byte is no newline
         self._checked = 0.0
         self._budget = 0
+        self._splices = True
         self._open()
 
     def feed(self, data: bytes) -> None:
@@ -54,6 +56,30 @@ class Spool:
         if before == OK and self.state == CAPPED:
             self._mark("spool_full")
 
+    def splice(self, pipe: int, size: int) -> int | None:
+        """Move up to `size` bytes from a pipe into the file within one system call, which no kill can divide.
+
+        How many, 0 at the pipe's end; None where they must be read and fed, since they are not to be kept as they
+        are. Raises BlockingIOError where the pipe is empty.
+        """
+        if self.state != OK or not self._splices or self._room() < size:
+            return None
+        try:
+            done = move(pipe, self._fd, size)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                self._stop(FULL, error.strerror or str(error))
+            self._splices = False
+            return None
+        if done:
+            self._size += done
+            self._budget -= done
+            self.written += done
+            self._mid_line = self._source_mid_line = os.pread(self._fd, 1, self._size - 1) != b"\n"
+        return done
+
     def close(self) -> None:
         """Say what is missing at the end, where there is room to say it."""
         if self.state == FULL and self._missing and self._has_room(MARGIN_BY):
@@ -66,8 +92,9 @@ class Spool:
 
     def _open(self) -> bool:
         try:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            self._size = os.fstat(self._fd).st_size
+            # not O_APPEND, to which splice does not write: one shim at a time writes here, its lock sees to that
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._size = os.lseek(self._fd, 0, os.SEEK_END)
             self._mid_line = self._size > 0 and os.pread(self._fd, 1, self._size - 1) != b"\n"
         except OSError as error:
             self._stop(FULL, error.strerror or str(error))
