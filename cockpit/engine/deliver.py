@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,3 +127,22 @@ def _add(archive: zipfile.ZipFile, member: str, path: Path) -> None:
 def archives(packed: Mapping[str, Archive]) -> list[Archive]:
     """Each archive once."""
     return list({a.sha256: a for a in packed.values()}.values())
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the archive of a local path, as a dry run does: `python -m cockpit.engine.deliver PATH > FILE`."""
+    packing = Packing()
+    try:
+        for archive in packing.pack(ServerSpec(name="this", files=dict.fromkeys(argv, ""))).values():
+            with archive.path.open("rb") as source:
+                shutil.copyfileobj(source, sys.stdout.buffer, 1 << 20)
+    except ConfigError as e:
+        sys.stderr.write(f"{e}\n")
+        return int(e.exit_code)
+    finally:
+        packing.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

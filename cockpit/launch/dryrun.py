@@ -95,13 +95,14 @@ class _Part:
 
     def _uploads(self, names: Sequence[str]) -> Iterator[str]:
         here = f"{shell.quote(sys.executable)} -m cockpit.telemetry"
+        pack = f"{shell.quote(sys.executable)} -m cockpit.engine.deliver"
         yield "# the agent and the runners' source"
         yield self._put(f"{here} agent", layout.agent_file(_WORK, self.agent), names)
         if self.document["code"] is not None:
             yield self._put(f"{here} code", layout.code_file(_WORK, self.document["code"]), names)
         for local, archived in self.files.items():
             target = f"{_WORK}/files/{archived.split('/', 1)[0]}.zip"
-            yield self._put(f"{here} files {shell.quote(local)}", target, names)
+            yield self._put(f"{pack} {shell.quote(local)}", target, names)
         if self.secrets:
             yield "# secrets, from the variables of this shell to a file there, and in no argument"
         for name in self.secrets:

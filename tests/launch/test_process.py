@@ -10,7 +10,7 @@ import pytest
 
 from cockpit.core.errors import LaunchRefused
 from cockpit.core.records import QueuePlan, RunPlan, ServerSpec, StagePlan
-from cockpit.launch.process import interpreter, plan, queue
+from cockpit.launch import interpreter, plan, queue
 
 CONFIG = "${RUN_DIR}/config.json"
 MODULE = ("-m", "runners", "--config", CONFIG, "--stage", "train")
@@ -32,6 +32,8 @@ def test_one_process_is_the_interpreter_and_the_module() -> None:
     assert plan(RUN, SERVER) == {
         "run": "g.left.r1",
         "server": "left",
+        "gpus": None,
+        "links": {},
         "env": {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "${CODE_DIR}"},
         "stages": [
             {
@@ -42,6 +44,7 @@ def test_one_process_is_the_interpreter_and_the_module() -> None:
                 "timeout_s": 60.0,
                 "stall_after_s": 5.0,
                 "stop_grace_s": 10.0,
+                "container": None,
             }
         ],
     }
@@ -78,11 +81,24 @@ def test_a_stages_own_python_path_does_not_hide_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "name"), [("nvidia", "CUDA_VISIBLE_DEVICES"), ("amd", "HIP_VISIBLE_DEVICES"), ("cpu", None)]
+    ("vendor", "env"),
+    [
+        ("nvidia", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,3"}),
+        ("amd", {"HIP_VISIBLE_DEVICES": "2,3"}),
+        ("cpu", {}),
+    ],
 )
-def test_a_subset_of_gpus_is_what_the_run_sees(vendor: str, name: str | None) -> None:
-    env = plan(COMMAND, replace(SERVER, vendor=vendor, gpus=(2, 3)))["env"]
-    assert env == ({name: "2,3"} if name else {})
+def test_a_subset_of_gpus_is_what_the_run_sees(vendor: str, env: dict[str, str]) -> None:
+    found = plan(COMMAND, replace(SERVER, vendor=vendor, gpus=(2, 3)))
+    assert (found["env"], found["gpus"]) == (env, [2, 3])
+
+
+@pytest.mark.parametrize(("vendor", "name"), [("nvidia", "CUDA_VISIBLE_DEVICES"), ("amd", "ROCR_VISIBLE_DEVICES")])
+def test_gpus_are_not_chosen_twice(vendor: str, name: str) -> None:
+    server = replace(SERVER, vendor=vendor, gpus=(2, 3), env={name: "0"})
+    with pytest.raises(LaunchRefused, match=f"sets {name}, and gpus chooses them too"):
+        plan(COMMAND, server)
+    assert plan(COMMAND, replace(server, gpus=None))["env"] == {name: "0"}
 
 
 def test_the_interpreter_is_the_servers_own_or_a_sensible_one() -> None:
@@ -93,24 +109,44 @@ def test_the_interpreter_is_the_servers_own_or_a_sensible_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("change", "says"),
     [
-        ({"mounts": {"/a": "/b"}}, "mounts"),
-        ({"files": {"a": "b"}}, "files"),
-        ({"secrets": ("HF_TOKEN",)}, "secrets"),
-        ({"nodes": ("a", "b")}, "nodes"),
-        ({"nodes": ("a", "b"), "secrets": ("HF_TOKEN",)}, "nodes or secrets"),
+        ({"mounts": {"/a": "/b"}}, "mounts are for containers"),
+        ({"files": {"a": "/b"}}, "'a' is to be at /b, and plain processes get their files in the run's own folder"),
+        ({"files": {"a": "b"}}, "'a' of its files was not packed"),
     ],
 )
-def test_what_plain_processes_cannot_give_is_refused(change: dict[str, object], word: str) -> None:
+def test_what_plain_processes_cannot_give_is_refused(change: dict[str, object], says: str) -> None:
     server = replace(SERVER, **change)  # type: ignore[arg-type]
-    with pytest.raises(LaunchRefused, match=f"server left: the process launcher .* does not do {word}"):
+    with pytest.raises(LaunchRefused, match=says) as caught:
         plan(RUN, server)
+    assert caught.value.message.startswith("server left: ")
 
 
 def test_another_launcher_is_refused() -> None:
-    with pytest.raises(LaunchRefused, match="server left: launcher 'container' is not supported by this version"):
-        plan(replace(RUN, launcher="container"), SERVER)
+    with pytest.raises(LaunchRefused, match="server left: launcher 'slurm' is not supported by this version"):
+        plan(replace(RUN, launcher="slurm"), SERVER)
+
+
+def test_secrets_are_told_by_the_path_of_their_file() -> None:
+    server = replace(SERVER, secrets=("WANDB_API_KEY", "HUGGINGFACE_HUB_TOKEN", "HF_TOKEN"))
+    assert plan(COMMAND, server)["env"] == {
+        "HF_TOKEN_PATH": "${SECRETS_DIR}/HF_TOKEN",
+        "WANDB_API_KEY_FILE": "${SECRETS_DIR}/WANDB_API_KEY",
+    }
+    with pytest.raises(LaunchRefused, match="its env sets HF_TOKEN_PATH, which the cockpit sets itself"):
+        plan(COMMAND, replace(server, env={"HF_TOKEN_PATH": "/x"}))
+
+
+def test_files_are_links_in_the_runs_folder_and_their_archives_are_named_once() -> None:
+    server = replace(SERVER, files={"./a.yaml": "conf/a.yaml", "tool": "tool"})
+    files = {"./a.yaml": f"{'a' * 16}/a.yaml", "tool": f"{'b' * 16}/tool", "other": f"{'c' * 16}/x"}
+    found = queue(_queue(COMMAND, COMMAND), {"left": server}, code="", files=files)
+    assert found["files"] == ["a" * 16, "b" * 16]
+    assert found["runs"][0]["links"] == {
+        "conf/a.yaml": f"${{FILES_DIR}}/{'a' * 16}/a.yaml",
+        "tool": f"${{FILES_DIR}}/{'b' * 16}/tool",
+    }
 
 
 def _queue(*runs: RunPlan) -> QueuePlan:
@@ -132,6 +168,8 @@ def test_the_queue_is_complete_and_json() -> None:
         "slots": 1,
         "cooldown_s": 1.5,
         "code": "c0de" * 4,
+        "files": [],
+        "peers": None,
         "telemetry": {"hz": 2.0},
         "spool_max_by": 2**30,
     }

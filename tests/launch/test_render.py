@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from cockpit.core.records import GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
 from cockpit.hosts import LocalHost, layout, shell
-from cockpit.launch.process import queue, render
+from cockpit.launch import queue, render
 from cockpit.telemetry.pack import build_agent, build_code
 
 LIMIT_S = 60.0
