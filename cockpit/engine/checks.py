@@ -103,6 +103,8 @@ class _Machine:
             found += [*checks_machine.memory(look), *checks_machine.load(look)]
         if launches:
             found += await step("engine", self._engine(launches), timeout=100.0)
+        elif self.full and not self.runs:
+            found += await step("engine", self._any_engine(), level="warn")
         if self.server.vendor != "cpu":
             found += await step("gpus", self._gpus(look, container=bool(launches)), timeout=100.0)
         return found
@@ -126,6 +128,13 @@ class _Machine:
             found += await step("image", look)
         return found
 
+    async def _any_engine(self) -> Iterable[Finding]:
+        """Which engine would serve, where nobody said that one is needed."""
+        from cockpit.hosts import probe
+
+        self.container = await probe.container_facts(self.host, "auto", "scratch", vendor=self.server.vendor)
+        return [checks_container.engine(self.container)]
+
     async def _gpus(self, look: Look, *, container: bool) -> Iterable[Finding]:
         """Devices, indices, and who is there."""
         from cockpit.hosts import look as looking
@@ -137,7 +146,7 @@ class _Machine:
         there = await self._containers()
         if self.full or self.server.gpus:
             found += checks_gpus.inventory(await looking.gpus(self.host, vendor), look, self.server)
-        found += await step("tenants", checks_gpus.tenants(self.host, self.server, there))
+        found += await step("tenants", checks_gpus.tenants(self.host, self.server, there), level="warn")
         if self.full and self.container is not None:
             found += checks_gpus.running(list(there.values()))
         return found

@@ -63,9 +63,7 @@ class Wanted:
         body |= {k: v for k, v in more.items() if k != "data"}
         if self.launcher == "container" and self.image:
             body["launcher"] = {"image": self.image}
-        head = (
-            "# Written by `ekvi-cockpit init`. `training` is by the servers' vendors; cpu without GPUs.\n"
-        )
+        head = "# Written by `ekvi-cockpit init`. `training` is by the servers' vendors; cpu without GPUs.\n"
         return head + "".join(
             yaml.safe_dump(part, sort_keys=False, allow_unicode=True)
             for part in ({"defaults": [*defaults, "_self_"]}, body)
