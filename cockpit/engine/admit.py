@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cockpit.core.errors import CockpitError, LaunchRefused
 from cockpit.core.records import Access, ContainerFacts, GroupPlan, RunPlan, ServerSpec
@@ -154,14 +154,27 @@ class Kept:
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._keepers: dict[Access, Host] = {}
+        self._hosts: dict[Access, Host] = {}
 
     def __call__(self, access: Access) -> Host:
-        """The way to a machine."""
-        if access not in self._keepers:
-            self._keepers[access] = self._connect(access)
-        return self._connect(access)
+        """The way to a machine; the same for all who ask."""
+        if access not in self._hosts:
+            self._hosts[access] = self._connect(access)
+        return cast("Host", _Lent(self._hosts[access]))
 
     async def close(self) -> None:
-        """Let go of all machines that nobody else uses."""
-        await close(list(self._keepers.values()))
+        """Let go of all machines."""
+        await close(list(self._hosts.values()))
+
+
+class _Lent:
+    """A Host whose `close` leaves the connection to who lent it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    async def close(self) -> None:
+        """The lender closes it."""

@@ -7,7 +7,6 @@ part, LaunchRefused where an agent cannot be started.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,6 +168,9 @@ async def _put_package(host: Host, package: Package, path: str) -> None:
 
 async def _put_archive(host: Host, source: Path, sha256: str, path: str) -> None:
     """The same for an archive, which may be large."""
-    last = os.path.getsize(source) - 1
-    if len(await host.read(path, last, 2)) != 1 and await host.put_file(source, path) != sha256:
+    if len(await host.read(path, _size(source) - 1, 2)) != 1 and await host.put_file(source, path) != sha256:
         raise LaunchRefused(f"{source} changed while it was sent to {host.name}.", hint="Launch it again.")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size

@@ -1,0 +1,275 @@
+"""Groups on servers behind a real sshd: they outlive the cockpit, and a link that breaks costs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.engine.conftest import TRAINER, Duel, eventually, psutil_gone
+from tests.hosts.sshd import Sshd, sshd
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(120)]
+
+
+class Far(Duel):
+    """A profile `toy` whose server `left`, and perhaps `right`, is behind a sshd of the test's own."""
+
+    servers: dict[str, dict[str, Any]]
+    more: dict[str, Any]
+
+    def write(self, *, steps: int = 20, pause: float = 0.002, repeats: int = 1, hold: bool = False) -> None:
+        (self.home / "trainer.py").write_text(TRAINER)
+        argv = ["python3", str(self.home / "trainer.py"), str(steps), str(pause), *([str(self.gate)] if hold else [])]
+        profile = {
+            "defaults": [
+                {"model": "tiny"}, {"data": "synthetic"}, {"training": "cpu"}, {"launcher": "process"},
+                {"theme": "nord"}, {"pricing": "none"}, "_self_",
+            ],
+            "stage": "train",
+            "repeats": repeats,
+            "runner": {"name": "command", "argv": argv},
+            "servers": self.servers,
+            **self.more,
+        }  # fmt: skip
+        folder = self.home / "xdg-config" / "ekvi-cockpit" / "profiles"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "toy.yaml").write_text(json.dumps(profile))
+
+    def states(self, run: str) -> list[str]:
+        events = [json.loads(line) for line in (self.runs / run / "events.jsonl").read_text().splitlines()]
+        return [e["state"] for e in events if e["type"] == "state"]
+
+    def said(self) -> str:
+        return (self.home / "err.txt").read_text()
+
+    def held(self) -> str:
+        """The first run that waits at step 3 with all that it said so far mirrored."""
+
+        def found() -> str | None:
+            groups = list((self.runs / "groups").glob("*.json"))
+            runs = self.group["runs"] if groups else []
+            known = [r for r in runs if (self.runs / r / "events.jsonl").exists()]
+            return next((r for r in known if len(self.steps(r)) >= 3), None)
+
+        run: str = eventually(found)
+        return run
+
+    def spool(self, run: str) -> Path:
+        return next(self.work.glob(f"groups/*/runs/{run}/spool.log"))
+
+
+def _server(machine: Sshd, work: Path, **more: Any) -> dict[str, Any]:
+    access = machine.access()
+    ssh = {"config": access.config, "connect_timeout_s": 5.0, "keepalive_s": 1.0, "keepalive_count": 2}
+    return {
+        "address": access.address, "vendor": "cpu", "training": "cpu", "workdir": str(work), "stop_grace_s": 1.0,
+        "ssh": ssh, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Sshd]:
+    """A server."""
+    with sshd(tmp_path / "sshd") as made:
+        yield made
+
+
+@pytest.fixture
+def far(tmp_path: Path, machine: Sshd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
+    """The toy on one server; what it started and left is ended afterwards."""
+    made = Far(tmp_path, tmp_path / "runs", tmp_path / "work")
+    made.servers, made.more = {"left": _server(machine, made.work)}, {}
+    monkeypatch.setenv("EKVI_RUNS_DIR", str(made.runs))
+    made.write()
+    yield made
+    mine = {os.getpid(), machine.pid()} if hasattr(machine, "pid") else {os.getpid()}
+    for pid in made.pids(""):
+        with psutil_gone():
+            process = psutil.Process(pid)
+            if pid not in mine and process.name() != "sshd":
+                process.kill()
+
+
+def test_a_group_runs_on_a_server_and_comes_home(far: Far) -> None:
+    done = far.call("run", "--profile", "toy", "--repeats", "2", "--output", "json")
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (last["state"], len(last["runs"])) == ("SUCCEEDED", 2)
+    for run in last["runs"]:
+        assert far.steps(run) == list(range(1, 21))
+        assert (far.runs / run / "artifacts" / "result.txt").read_text() == run
+        assert len(far.meta(run)["artifacts"]["result.txt"]["sha256"]) == 64
+    assert list((far.work / "groups").iterdir()) == [], "what is home is taken off the server"
+
+
+def test_a_cockpit_killed_in_the_first_minute_finds_all_after_the_last_run_ended(far: Far) -> None:
+    far.write(hold=True, repeats=2)
+    cockpit = far.start("run", "--profile", "toy")
+    first = far.held()
+    cockpit.send_signal(signal.SIGKILL)
+    cockpit.wait(10)
+    far.release()
+    ends = far.work.glob
+    eventually(lambda: sum("SUCCEEDED" in p.read_text() for p in ends("groups/*/runs/*/states.jsonl")) == 2)
+    eventually(lambda: not far.pids("agent-"))
+    spools = {p.parent.name: p.read_bytes() for p in ends("groups/*/runs/*/spool.log")}
+    attached = far.call("attach", "last", "--output", "json")
+    assert attached.returncode == 0, attached.stderr
+    assert json.loads(attached.stdout.splitlines()[-1])["state"] == "SUCCEEDED"
+    assert first in spools
+    for run, spool in spools.items():
+        assert (far.runs / run / "stdout.log").read_bytes() == spool
+        assert far.steps(run) == list(range(1, 21))
+
+
+def test_a_link_that_is_cut_again_and_again_costs_no_byte_and_is_said_once_each_time(far: Far, machine: Sshd) -> None:
+    far.write(hold=True, steps=400, pause=0.005)
+    cockpit = far.start("run", "--profile", "toy")
+    run = far.held()
+    spool = far.spool(run)
+    copy = far.home / "copy"
+    os.link(spool, copy)  # the queue's folder is taken off the server in the end
+    far.release()
+    for cut in range(1, 4):
+        seen = len(far.steps(run))
+        eventually(lambda seen=seen: len(far.steps(run)) > seen)
+        eventually(machine.cut)
+        eventually(lambda cut=cut: far.said().count(" is back after ") == cut)
+    assert cockpit.wait(60) == 0, far.said()
+    assert far.said().count(" is away: ") == 3
+    assert copy.read_bytes() == (far.runs / run / "stdout.log").read_bytes()
+    assert far.steps(run) == list(range(1, 401))
+    assert "LOST" not in far.states(run), "a link that was away for a moment is no lost server"
+
+
+def test_a_server_that_stops_and_starts_again_is_lost_and_then_tells_the_truth(
+    far: Far, machine: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far.write(hold=True, repeats=2)
+    cockpit = far.start("run", "--profile", "toy")
+    run = far.held()
+    machine.stop()
+    eventually(lambda: "LOST" in far.states(run), 40)
+    assert cockpit.poll() is None, "it goes on trying"
+    assert far.meta(run)["state"] == "LOST"
+    machine.start()
+    eventually(lambda: far.states(run)[-1] == "RUNNING", 60)
+    assert far.meta(run)["state"] == "RUNNING"
+    far.release()
+    assert cockpit.wait(60) == 0, far.said()
+    for each in far.group["runs"]:
+        assert far.states(each)[-1] == "SUCCEEDED"
+        assert far.steps(each) == list(range(1, 21))
+    assert "Traceback" not in far.said()
+
+
+def test_a_stop_reaches_a_server_that_was_away(far: Far, machine: Sshd) -> None:
+    far.write(hold=True)
+    cockpit = far.start("run", "--profile", "toy")
+    run = far.held()
+    machine.stop()
+    eventually(lambda: " is away: " in far.said())
+    cockpit.send_signal(signal.SIGINT)
+    eventually(lambda: "reaches it when it is back" in far.said())
+    machine.start()
+    assert cockpit.wait(60) == 130, far.said()
+    assert far.states(run)[-1] == "CANCELLED"
+    assert not far.pids("trainer.py")
+
+
+def test_attach_to_a_server_that_is_away_waits_for_it(far: Far, machine: Sshd) -> None:
+    far.write(hold=True)
+    assert far.call("run", "--profile", "toy", "--detach").returncode == 0
+    machine.stop()
+    away = far.call("fetch", "last")
+    assert away.returncode == 3
+    assert "Traceback" not in away.stderr
+    cockpit = far.start("attach", "last")
+    eventually(lambda: " is away: " in far.said())
+    machine.start()
+    far.release()
+    assert cockpit.wait(60) == 0, far.said()
+    assert far.steps(far.group["runs"][0]) == list(range(1, 21))
+
+
+def test_one_server_that_cannot_be_reached_keeps_no_other_from_starting(far: Far, tmp_path: Path) -> None:
+    with sshd(tmp_path / "other") as other:
+        far.servers["right"] = _server(other, tmp_path / "work2")
+    far.write()
+    done = far.call("run", "--profile", "toy", "--output", "json")
+    assert done.returncode == 3, done.stderr
+    refused = [line for line in done.stderr.splitlines() if line.startswith("refused: server right: ")]
+    assert len(refused) == 1
+    states = {far.meta(r)["server"]: far.meta(r) for r in far.group["runs"]}
+    assert states["left"]["state"] == "SUCCEEDED"
+    assert (states["right"]["state"], states["right"]["reason"][:13]) == ("CANCELLED", "not launched:")
+    again = far.call("attach", "last")
+    assert again.returncode == 3, again.stderr
+    far.more["require_all"] = True
+    far.write()
+    before = len(list((far.runs / "groups").glob("*.json")))
+    all_ = far.call("run", "--profile", "toy")
+    assert all_.returncode == 3
+    assert len(list((far.runs / "groups").glob("*.json"))) == before, "nothing is started"
+
+
+def test_where_nothing_can_start_nothing_is_made(far: Far, machine: Sshd) -> None:
+    machine.stop()
+    done = far.call("run", "--profile", "toy")
+    assert done.returncode == 3
+    assert not list((far.runs / "groups").glob("*.json"))
+    assert "Traceback" not in done.stderr
+
+
+def test_a_changed_host_key_is_told_and_never_tried_again_while_others_go_on(
+    far: Far, machine: Sshd, tmp_path: Path
+) -> None:
+    with sshd(tmp_path / "other") as other:
+        far.servers["right"] = _server(other, tmp_path / "work2")
+        far.write(hold=True)
+        assert far.call("run", "--profile", "toy", "--detach").returncode == 0
+        other.rekey()
+        cockpit = far.start("attach", "last")
+        eventually(lambda: "error: " in far.said())
+        far.release()
+        assert cockpit.wait(60) == 3, far.said()
+        states = {far.meta(r)["server"]: far.meta(r)["state"] for r in far.group["runs"]}
+        assert states == {"left": "SUCCEEDED", "right": "LOST"}
+        assert far.said().count("error: ") == 1
+        other.trust()
+        again = far.call("attach", "last")
+        assert again.returncode == 0, again.stderr
+        assert {far.meta(r)["state"] for r in far.group["runs"]} == {"SUCCEEDED"}
+
+
+def test_what_the_patterns_leave_out_stays_on_the_server_until_it_is_asked_for(far: Far) -> None:
+    far.more["fetch"] = ["*.json"]
+    far.write()
+    done = far.call("run", "--profile", "toy")
+    assert done.returncode == 0, done.stderr
+    (run,) = far.group["runs"]
+    assert not (far.runs / run / "artifacts" / "result.txt").exists()
+    assert done.stderr.count("Left on ") == 1
+    assert f"ekvi-cockpit fetch {far.group['id']} --pattern" in done.stderr
+    more = far.call("fetch", "last", "--pattern", "*.txt")
+    assert more.returncode == 0, more.stderr
+    assert (far.runs / run / "artifacts" / "result.txt").read_text() == run
+    whole = far.call("fetch", "last", "--pattern", "**")
+    assert whole.returncode == 0, whole.stderr
+    assert list((far.work / "groups").iterdir()) == []
+
+
+def test_a_dry_run_names_the_server_and_starts_nothing(far: Far) -> None:
+    done = far.call("run", "--profile", "toy", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "ssh" in done.stdout
+    assert not far.work.exists()
+    assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
