@@ -66,6 +66,12 @@ def _refuse(run: RunPlan, server: ServerSpec, settings: ContainerLauncher, place
                 f"server {server.name}: {local!r} is to be at {target!r}, which is no path in a container.",
                 hint="Name an absolute path, or take launcher=process.",
             )
+    if '"' in (server.workdir or ""):  # the agent fills it into mounts, where the mark would end a field
+        raise LaunchRefused(
+            f"server {server.name}: workdir {server.workdir!r} holds a quotation mark, which no mount of a container "
+            "can be given with.",
+            hint="Take another folder.",
+        )
     if place.nodes > 1 and settings.network != "host":
         raise LaunchRefused(
             f"server {server.name}: its nodes meet on the machines' own network, and launcher.network is "

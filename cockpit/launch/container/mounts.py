@@ -21,5 +21,6 @@ def csv(mount: Mount) -> str:
 
 
 def quote(field: str) -> str:
-    """A field of comma-separated values; in quotes where it holds what ends one."""
-    return '"' + field.replace('"', '""') + '"' if any(c in field for c in ',"\r\n') else field
+    """A field of comma-separated values; in quotes where it holds what ends one, or what the agent fills in may."""
+    ends = "${" in field or any(c in field for c in ',"\r\n')
+    return '"' + field.replace('"', '""') + '"' if ends else field
