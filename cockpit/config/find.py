@@ -27,7 +27,10 @@ class ProfileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server file. `address` and `vendor` as it says them; `problem` says why it cannot be read."""
+    """A server file. `address`, `vendor` and `nodes` as it says them; `problem` says why it cannot be read.
+
+    `transport` is how it is reached: local, asyncssh or openssh.
+    """
 
     name: str
     path: Path
@@ -35,6 +38,8 @@ class ServerInfo:
     address: str = "local"
     vendor: str = "auto"
     problem: str | None = None
+    nodes: tuple[str, ...] = ()
+    transport: str = "local"
 
 
 def user_folder() -> Path:
@@ -78,9 +83,18 @@ def find_servers() -> list[ServerInfo]:
     found: dict[str, ServerInfo] = {}
     for path, user in _files("server"):
         data, problem = _peek(path)
-        address, vendor = str(data.get("address") or "local"), str(data.get("vendor") or "auto")
-        found.setdefault(path.stem, ServerInfo(path.stem, path, user, address, vendor, problem))
+        found.setdefault(path.stem, _server(path, data, user, problem))
     return sorted(found.values(), key=lambda info: info.name)
+
+
+def _server(path: Path, data: dict[str, Any], user: bool, problem: str | None) -> ServerInfo:
+    """What a server file says, as far as it can be told before it is validated."""
+    said, ssh = data.get("nodes"), data.get("ssh")
+    nodes = tuple(str(n) for n in said) if isinstance(said, list) else ()
+    address = str(data.get("address") or (nodes[0] if nodes else "local"))
+    over = str(ssh.get("transport") or "asyncssh") if isinstance(ssh, dict) else "asyncssh"
+    transport = "local" if address == "local" else over
+    return ServerInfo(path.stem, path, user, address, str(data.get("vendor") or "auto"), problem, nodes, transport)
 
 
 def profile_path(name: str) -> Path:

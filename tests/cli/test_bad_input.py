@@ -96,14 +96,18 @@ def test_one_sentence_and_the_right_exit_code(
     assert len(said.strip().splitlines()) == 1
 
 
-def test_a_server_that_this_version_cannot_reach_is_not_said_to_be_of_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_far_away_is_to_be_tried_before_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["servers", "add", "near", "address=local"]) == 0
     assert "Use it" in capsys.readouterr().err
     assert main(["servers", "add", "far", "address=gpu7"]) == 0
     said = capsys.readouterr()
     assert said.out.endswith("server/far.yaml\n")
-    assert "not yet servers over SSH" in said.err
-    assert "Use it" not in said.err
+    assert "Try it: `ekvi-cockpit servers test far`" in said.err
+    assert main(["servers", "add", "both", "nodes=[gpu7,gpu8]", "ssh.transport=openssh"]) == 0
+    assert main(["servers", "list"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["both", "gpu7", "gpu7,gpu8", "openssh", "auto", "yours"] in rows
+    assert ["far", "gpu7", "-", "asyncssh", "auto", "yours"] in rows
 
 
 @pytest.mark.parametrize(

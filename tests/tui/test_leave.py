@@ -36,7 +36,7 @@ async def test_without_a_session_it_welcomes_and_says_how_to_begin(size: tuple[i
         await until(pilot, "watch the demo")
         if size[0] >= 80:
             assert "ekvi-cockpit run --profile duel-local" in shown(app)
-            assert "ekvi-cockpit servers add NAME" in shown(app)
+            assert "ekvi-cockpit init" in shown(app)
         await pilot.press("q")
         await until(pilot, _gone(app))
         assert app.return_code == 0

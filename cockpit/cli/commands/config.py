@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cockpit.cli.tables import print_table
-from cockpit.core.errors import Exit, LaunchRefused
+from cockpit.core.errors import Exit
 
 
 def profiles_list(args: argparse.Namespace) -> int:
@@ -64,28 +64,29 @@ def servers_list(args: argparse.Namespace) -> int:
         {
             "name": s.name,
             "address": s.address,
+            "nodes": list(s.nodes) or None,
+            "transport": s.transport,
             "vendor": s.vendor,
             "where": "yours" if s.user else "shipped",
             "problem": s.problem,
         }
         for s in find_servers()
     ]
-    return _rows(args, rows, "no servers yet: `ekvi-cockpit servers add NAME address=local` writes one")
+    return _rows(args, rows, "no servers yet: `ekvi-cockpit servers add NAME address=USER@HOST` writes one")
 
 
 def servers_add(args: argparse.Namespace) -> int:
     """Write a server file into the user's profiles and say where it is."""
     from cockpit.config import find_servers, write_server
-    from cockpit.core.records import Access
-    from cockpit.hosts import connect
 
     path = write_server(args.name, args.values, overwrite=args.force)
     sys.stdout.write(f"{path}\n")
-    try:
-        connect(Access(address=next(s.address for s in find_servers() if s.name == args.name) or "local"))
+    if any(s.name == args.name and s.transport == "local" for s in find_servers()):
         sys.stderr.write(f"Use it: `ekvi-cockpit run --profile duel-local --servers {args.name}`\n")
-    except LaunchRefused as refused:
-        sys.stderr.write(f"It is written. {refused}\n")
+    else:
+        sys.stderr.write(
+            f"Try it: `ekvi-cockpit servers test {args.name}`. Use it: `run --profile P --servers {args.name}`\n"
+        )
     return int(Exit.OK)
 
 

@@ -26,7 +26,7 @@ _NAME = (
 _COMMANDS = (
     ("ekvi-cockpit run --profile duel-local --watch", "two servers on this machine: a whole duel in minutes"),
     ("ekvi-cockpit attach last --watch", "follow the newest group again"),
-    ("ekvi-cockpit servers add NAME address=local", "name a server, then run --servers NAME,…"),
+    ("ekvi-cockpit init", "your own servers over SSH: a first profile, step by step"),
 )
 
 
