@@ -16,7 +16,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from typing import Any, BinaryIO
+from typing import Any
 
 MARK = "@ekvi-far "
 BLOCK = 1 << 20
@@ -122,7 +122,6 @@ def put(request: dict[str, Any]) -> None:
         if not whole:
             sys.exit(4)
         keep = False
-        f.flush()
         os.fsync(f.fileno())
         if hear()["sha256"] == digest.hexdigest():
             os.fchmod(f.fileno(), request["mode"])
@@ -140,7 +139,7 @@ def put(request: dict[str, Any]) -> None:
             os.unlink(part)
 
 
-def _part(folder: str, name: str, key: str | None) -> tuple[str, BinaryIO]:
+def _part(folder: str, name: str, key: str | None) -> tuple[str, Any]:
     """The file that fills up before it takes its name; nobody else's."""
     own = ".%s.%s.part" % (name, key)
     for old in os.listdir(folder) if key else ():
@@ -151,11 +150,11 @@ def _part(folder: str, name: str, key: str | None) -> tuple[str, BinaryIO]:
         fd = os.open(os.path.join(folder, own), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return os.path.join(folder, own), os.fdopen(fd, "r+b", BLOCK)
+            return os.path.join(folder, own), os.fdopen(fd, "r+b", 0)
         except OSError:
             os.close(fd)  # another copy of it is under way
     fd, part = tempfile.mkstemp(prefix=".%s." % name, dir=folder)
-    return part, os.fdopen(fd, "r+b", BLOCK)
+    return part, os.fdopen(fd, "r+b", 0)
 
 
 def _unlink_unused(path: str) -> None:
@@ -170,7 +169,7 @@ def _unlink_unused(path: str) -> None:
         pass
 
 
-def _hash(f: BinaryIO, size: int) -> tuple[Any, int]:
+def _hash(f: Any, size: int) -> tuple[Any, int]:
     """The sum of what is there of a file that will have `size` bytes, and how much that is."""
     digest = hashlib.sha256()
     have = 0
@@ -184,17 +183,18 @@ def _hash(f: BinaryIO, size: int) -> tuple[Any, int]:
         have += len(data)
 
 
-def _take(f: BinaryIO, digest: Any, left: int) -> bool:
+def _take(f: Any, digest: Any, left: int) -> bool:
     """Write what comes; false where it ends early."""
     stdin: Any = sys.stdin.buffer
     while left:
         data = stdin.read1(min(left, BLOCK))
         if not data:
-            f.flush()
             return False
-        f.write(data)
         digest.update(data)
         left -= len(data)
+        view = memoryview(data)
+        while view:
+            view = view[f.write(view) :]
     return True
 
 

@@ -173,7 +173,7 @@ class Call:
     async def _kill(self) -> None:
         with contextlib.suppress(ServerError, TimeoutError):
             async with asyncio.timeout(_KILL_S):
-                kill = f"kill -KILL -- -{self._group} 2>/dev/null || kill -KILL {self._group}"
+                kill = f"kill -9 -{self._group} 2>/dev/null || kill -9 {self._group}"  # dash knows no `--` there
                 killing = await self._link.start(command_line(["sh", "-c", kill]))
                 try:
                     await killing.wait()

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import stat
+import threading
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,47 +94,74 @@ async def _send(host: SshHost, file: FileIO, far: Far, source: Path, progress: P
 
 
 class _Part:
-    """A file that fills up beside its name. Blocking; raises OSError."""
+    """A file that fills up beside its name. Blocking, raises OSError.
+
+    A lock keeps `close`, which may come while a step is still under way in a thread, from closing the file under it.
+    """
 
     def __init__(self, target: Path, key: str) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        own = f".{target.name}.{key}.part"
-        left = re.compile(re.escape(f".{target.name}.") + r"([0-9a-f]{8}|[0-9a-f]{16}\.part)")
-        for old in target.parent.iterdir():
-            if old.name != own and left.fullmatch(old.name):
-                old.unlink(missing_ok=True)  # of an earlier version of the file: nobody else would remove it
-        self.path = target.parent / own
-        self._target = target
-        self._file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+")
-        self.digest = hashlib.sha256()
         self.have = 0
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise
-        while data := self._file.read(_STEP_BY):
-            self.digest.update(data)
-            self.have += len(data)
+        self.digest = hashlib.sha256()
+        self.closed = False
+        self._target = target
+        self._path = target.parent / f".{target.name}.{key}.part"
+        self._file: FileIO | None = None
+        self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Take up what an earlier copy of the same file left."""
+        with self._lock:
+            if self.closed:
+                return
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = FileIO(os.open(self._path, flags, 0o666), "r+")
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.close()  # it is another cockpit's, and stays
+                self._file = None
+                raise
+            while data := self._file.read(_STEP_BY):
+                self.digest.update(data)
+                self.have += len(data)
+
+    def _sweep(self) -> None:
+        """Remove what was left of earlier versions of this very file: it may be large, and nobody else would."""
+        left = re.compile(re.escape(f".{self._target.name}.") + r"([0-9a-f]{8}|[0-9a-f]{16}\.part)")
+        for old in self._target.parent.iterdir():
+            if old.name != self._path.name and left.fullmatch(old.name):
+                old.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:
         """Add bytes."""
-        self.digest.update(data)
-        view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
-        self.have += len(data)
+        with self._lock:
+            if self._file is None:
+                return
+            self.digest.update(data)
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view) :]
+            self.have += len(data)
 
     def commit(self) -> None:
         """Force it to the disk and give it its name."""
-        os.fsync(self._file.fileno())
-        self.path.replace(self._target)
+        with self._lock:
+            assert self._file is not None
+            os.fsync(self._file.fileno())
+            self._path.replace(self._target)
 
     def close(self, *, keep: bool) -> None:
         """Let go of it; what is kept is resumed by the next copy."""
-        if not keep:
-            self.path.unlink(missing_ok=True)
-        self._file.close()
+        with self._lock:
+            self.closed = True
+            if self._file is None:
+                return
+            if not keep:
+                self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
 
 
 class Fetch:
@@ -173,9 +201,10 @@ class Fetch:
                 raise ServerError(f"{self._host.name} says that {self._path} has {size!r} bytes, which cannot be.")
             if self._max_by is not None and size > self._max_by:
                 raise too_large(self._host.name, self._path, self._max_by)
-            part = await self._disk(_Part, self._target, _key(self._host.name, self._path, size, mtime))
+            part = _Part(self._target, _key(self._host.name, self._path, size, mtime))
             keep = True
             try:
+                await self._disk(part.open)
                 resumed = part.have
                 if resumed <= size:
                     await far.write(_line({"offset": resumed}))

@@ -2,7 +2,7 @@
 
 Standard input: JSON lines. The first is {"interval": s, "block": bytes}; then {"id", "path", "offset"} adds a file
 and {"id"} drops one; its end ends us. Standard output: frames, a JSON line each: [id, offset, length] and then that
-many bytes of the file; {"id", "cut": size} where a file is shorter than its offset, {"id", "error": why}: both end it.
+many bytes of the file; {"id", "cut": size} where a file is shorter than its offset and {"id", "error": why} end it.
 An id is used once, so what was on its way when a file was dropped or reset is told from what came after.
 """
 
