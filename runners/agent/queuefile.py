@@ -21,10 +21,14 @@ DEFAULT_SPOOL_BY = 1 << 30
 
 
 class Container(NamedTuple):
-    """The container that a stage runs in: `engine` is what its argv calls, `name` what the container is called."""
+    """The container that a stage runs in: `engine` is what its argv calls, `name` what the container is called.
+
+    `folders` of the server are made where they are missing, since an engine does not mount what is not there.
+    """
 
     engine: str
     name: str
+    folders: Tuple[str, ...] = ()
 
 
 class Peers(NamedTuple):
@@ -311,7 +315,10 @@ class _Reader:
         engine = self.get(found, "engine", str, at=at)
         if "create" not in obj["argv"][1:]:
             self.fail(at + "engine", "%r has no `create` in the stage's argv" % engine[:80])
-        return Container(engine, self.name(found, "name", at))
+        folders = self.get(found, "folders", list, [], at)
+        if not all(isinstance(folder, str) and "\0" not in folder for folder in folders):
+            self.fail(at + "folders", "must be a list of paths")
+        return Container(engine, self.name(found, "name", at), tuple(folders))
 
     def stage(self, obj: Any, at: str) -> Stage:
         if not isinstance(obj, dict):

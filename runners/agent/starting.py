@@ -33,6 +33,9 @@ def make_ready(queue: Queue, spec: RunSpec, spool: str) -> None:
                 os.chmod(path, mode)
         with contextlib.suppress(FileNotFoundError):
             os.chmod(os.path.join(run_dir, "config.json"), OPEN_FILE)
+        for folder in {f for stage in spec.stages if stage.container for f in stage.container.folders}:
+            with contextlib.suppress(OSError):  # the engine then says what is missing
+                os.makedirs(queue.expand(folder, spec.run), mode=OPEN_DIR, exist_ok=True)
 
 
 def _link(path: str, target: str) -> None:
