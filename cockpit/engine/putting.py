@@ -275,6 +275,8 @@ class _Launch:
             token=token,
             master=master,
         )
+        if index == 0:
+            await asyncio.to_thread(self._rendered, document)
         await deploy.deploy(
             host,
             node["workdir"],
@@ -286,6 +288,13 @@ class _Launch:
             files={a.sha256: a.path for a in archives(queue.files)},
             secrets=queue.secrets,
         )
+
+    def _rendered(self, document: Mapping[str, Any]) -> None:
+        """Keep the words that each stage is started with, every flag among them, with the run that they make."""
+        for entry in document["runs"]:
+            run_dir = self._store.run_dir(entry["run"])
+            stages = [{"stage": stage["stage"], "argv": list(stage["argv"])} for stage in entry["stages"]]
+            run_dir.update_meta(provenance={**run_dir.meta()["provenance"], "stages": stages})
 
     async def _leave_nothing(self, queue: _Queue) -> None:
         """Take away what was put on the machines of a queue that will not run, its secrets above all."""
