@@ -41,6 +41,12 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 cd "$cwd" || exit 1
+# An engine's client does not end with its terminal, and a trap waits for it: another process sees that it does.
+[ -z "$engine" ] || (
+  trap '"$engine" rm -f "$name"' HUP
+  trap '' INT QUIT
+  while kill -0 $$; do sleep 1 & wait $!; done
+) </dev/null >/dev/null 2>&1 &
 "$@"
 """
 # The shell that people want where an image has it; inside the image's own entry point, as a run is.
