@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from runners import meeting
 from runners.errors import ConfigurationError, RunnerError
 from runners.process import Process
 
@@ -18,6 +20,7 @@ from runners.process import Process
 _LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting|[Tt]imed out|remote error",
 )
+YIELD_S = 3.0  # until another node's launcher has seen which of its processes ended, and said so
 TIMEOUT_S = 600.0  # for the processes to meet and for every collective; EKVI_RENDEZVOUS_TIMEOUT_S says otherwise
 
 
@@ -30,7 +33,12 @@ def joined(process: Process, collective: str) -> Iterator[None]:
     """
     seconds = timeout_s()
     try:
-        if process.launched:
+        if process.launched and meeting.several_nodes() and collective == "gloo":
+            shared, wait = meeting.store(seconds), timedelta(seconds=seconds)
+            dist.init_process_group(
+                collective, store=shared, rank=process.rank, world_size=process.world, timeout=wait
+            )
+        elif process.launched:
             own = torch.device("cuda", process.local_rank) if collective == "nccl" else None
             dist.init_process_group(collective, timeout=timedelta(seconds=seconds), device_id=own)
         else:
@@ -54,6 +62,8 @@ def joined(process: Process, collective: str) -> Iterator[None]:
         lost = _LOST.search(str(error))
         if lost is None:
             raise
+        if meeting.several_nodes():
+            time.sleep(YIELD_S)
         raise RunnerError(
             f"rank {process.rank} of {process.world} lost its peers ({lost[0]}): another process of this run ended"
             " or hung.",

@@ -219,7 +219,8 @@ class CommandRunner(Strict):
     """Any program in any image. `{seq_length}`, `{output}` and other keys are filled into `argv` and `env`.
 
     `artifacts` are patterns of the files below `{output}` that come home (empty: as the profile's `fetch`).
-    `log_format` auto tells the format from the lines; a name lets only that one give iterations.
+    `log_format` auto tells the format from the lines; a name lets only that one give iterations. Of several nodes
+    `log_node` is the one that prints them, counted from 0.
     """
 
     name: Literal["command"] = "command"
@@ -227,6 +228,7 @@ class CommandRunner(Strict):
     env: dict[str, str] = Field(default_factory=dict)
     artifacts: tuple[str, ...] = ()
     log_format: LogFormat = "auto"
+    log_node: NonNegative = 0
     declares: Declares = Declares()
 
 

@@ -106,8 +106,8 @@ class ServerSpec:
 
     @property
     def queue_key(self) -> tuple[str, str, str]:
-        """Servers with the same key share one queue."""
-        return (self.address, self.workdir or "", self.slot)
+        """Servers with the same key share one queue; nodes that train together are one machine."""
+        return (" ".join(self.nodes) if len(self.nodes) > 1 else self.address, self.workdir or "", self.slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class StagePlan:
     """One stage of one run, before a launcher renders it.
 
     `module_args` follow the interpreter (`-m runners --config ...`); `argv` instead, where the runner is `command`.
-    `processes` above 1 asks the launcher for torchrun. Times in seconds.
+    `processes` above 1 asks the launcher for torchrun; with several nodes it counts all of them. Times in seconds.
     """
 
     stage: str

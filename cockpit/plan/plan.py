@@ -82,18 +82,47 @@ def _queue(key: str, runs: list[RunPlan], specs: Mapping[str, ServerSpec]) -> Qu
         cooldown_s=max(spec.cooldown_s for spec in members),
         runs=tuple(runs),
         access=members[0].access,
-        nodes=members[0].node_accesses,
+        nodes=members[0].node_accesses if len(members[0].node_accesses) > 1 else (),
     )
 
 
 def _queue_names(keys: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
     """A short name for each queue that stays the same from group to group; a hash where two would be alike."""
-    plain = {key: slug(f"{key[0]}-{key[2]}") for key in keys}
+    plain = {key: slug(f"{_machine(key[0])}-{key[2]}") for key in keys}
     out = {}
     for key, name in plain.items():
         alike = list(plain.values()).count(name) > 1 or key[1]
         out[key] = f"{name}-{hashlib.sha256('|'.join(key).encode()).hexdigest()[:6]}" if alike else name
     return out
+
+
+def _machine(address: str) -> str:
+    """A machine's name in a queue's; several nodes go by the first one's and their number."""
+    first, *others = address.split()
+    return f"{first}-x{len(others) + 1}" if others else first
+
+
+def _nodes(config: Profile, server: str) -> int:
+    """How many nodes a server has. Raises ConfigError where they cannot share what the runner starts."""
+    runner, processes = config.runner, config.run_config().processes
+    count = max(1, len(config.servers[server].nodes))
+    if runner.name == "command":
+        if runner.log_node >= count:
+            have = f"{count} nodes, counted from 0" if count > 1 else "one node"
+            raise ConfigError(f"runner.log_node is {runner.log_node}, but server {server!r} has {have}.")
+    elif processes % count:
+        key = "runner.processes" if runner.name == "smoke" else "training.parallel"
+        raise ConfigError(
+            f"{key}: {processes} process{'es' if processes > 1 else ''} cannot be shared evenly by the {count} nodes"
+            f" of server {server!r}.",
+            hint=f"Take a multiple of {count}, or other servers.{server}.nodes.",
+        )
+    return count
+
+
+def _log_node(config: Profile, nodes: int) -> int:
+    """The node whose output tells the iterations: where the last rank is, since it is the one that knows the loss."""
+    return config.runner.log_node if config.runner.name == "command" else nodes - 1
 
 
 def _run(
@@ -112,6 +141,7 @@ def _run(
         stages=_stages(config, server, stage or resolved.base.stage, run),
         config=config.run_config().model_dump(mode="json"),
         usd_per_gpu_hour=config.pricing.usd_per_gpu_hour,
+        log_node=_log_node(config, _nodes(config, server)),
     )
 
 

@@ -146,3 +146,49 @@ def test_a_servers_own_times_go_before_the_profiles() -> None:
     assert {r.server: r.stages[0].timeout_s for r in plan.runs} == {"left": 5, "right": 60}
     assert {n: s.cooldown_s for n, s in plan.servers.items()} == {"left": 0, "right": 2}
     assert plan.queues[0].cooldown_s == 2
+
+
+COMMAND = "name: command, argv: [x]"
+
+
+def _nodes(nodes: str, *words: str, runner: str = "") -> GroupPlan:
+    servers = f"servers:\n  many: {{nodes: {nodes}, vendor: cpu}}\n  one: {{address: h1, vendor: cpu}}\n"
+    write("mine.yaml", servers + (f"runner: {{{runner}}}\n" if runner else ""))
+    return make_plan(load("mine", words), group="g", repeats=1)
+
+
+def test_nodes_share_processes_and_the_last_one_tells_the_iterations() -> None:
+    plan = _nodes("[h1, h2]", "many:training.parallel.data=2")
+    queue = next(q for q in plan.queues if q.nodes)
+    assert [a.address for a in queue.nodes] == ["h1", "h2"]
+    assert queue.key == "h1-x2-default"
+    (run,) = queue.runs
+    assert run.log_node == 1
+    assert [(s.stage, s.processes) for s in run.stages] == [("data", 1), ("train", 2), ("wrap", 1)]
+    assert [q.key for q in plan.queues if not q.nodes] == ["h1-default"]  # a queue of its own, in the same slot
+
+
+def test_one_node_is_a_plain_server() -> None:
+    plan = _nodes("[h1]")
+    (queue,) = plan.queues
+    assert (queue.key, queue.nodes, queue.address) == ("h1-default", (), "h1")
+    assert {run.log_node for run in queue.runs} == {0}
+
+
+@pytest.mark.parametrize(
+    ("runner", "said"),
+    [
+        ("", "training.parallel: 1 process cannot be shared evenly by the 2 nodes of server 'many'"),
+        ("name: smoke, processes: 3", "runner.processes: 3 processes cannot be shared evenly"),
+        (f"{COMMAND}, log_node: 2", "runner.log_node is 2, but server 'many' has 2 nodes, counted from 0"),
+    ],
+)
+def test_what_nodes_cannot_share_is_refused(runner: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        _nodes("[h1, h2]", runner=runner)
+
+
+def test_a_command_says_which_node_tells_the_iterations() -> None:
+    plan = _nodes("[h1, h2]", "many:runner.log_node=1", runner=COMMAND)
+    assert {run.server: run.log_node for run in plan.runs} == {"many": 1, "one": 0}
+    assert {stage.processes for run in plan.runs for stage in run.stages} == {1}
