@@ -166,7 +166,10 @@ def duel_profile(**changes: Any) -> dict[str, Any]:
         "data": {"samples": 40},
         "training": {"train_iters": 20, "sequence_length": 64, "global_batch": 4, "micro_batch": 2},
         "launcher": {"base_image": BASE, "ulimits": {"memlock": None, "stack": None}},
-        "servers": {name: {"address": name, "training": "cpu"} for name in ("cuda-host", "rocm-host")},
+        "servers": {
+            "cuda-host": {"address": "cuda-host", "vendor": "nvidia", "training": "cpu"},
+            "rocm-host": {"address": "rocm-host", "vendor": "amd", "training": "cpu"},
+        },
     }  # fmt: skip
     return {**profile, **changes}
 
