@@ -155,9 +155,9 @@ class Call:
     async def wait(self) -> int:
         """Its exit status, -N after signal N. Raises ServerLost."""
         rc = await self.running.wait()
+        self._ended = True  # also where the connection broke: ending it would need another login
         if rc is None:
             raise lost(self.name)
-        self._ended = True
         return rc
 
     async def end(self) -> None:
