@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from typing import Any, Dict, List, Optional, Tuple
@@ -12,6 +13,8 @@ from . import container, engine, queuefile, record, tidy
 from .base import AgentError, is_locked
 from .files import read_whole_lines
 from .queuefile import Queue, RunSpec, Stage
+
+_KEPT = re.compile(r"queue\.json|launch\.json|agent\.lock|container\.\d+\.json")
 
 
 def has_shim(run_dir: str) -> bool:
@@ -31,32 +34,32 @@ def clean(queue: Queue) -> None:
     busy = [spec.run for spec in queue.runs if has_shim(queue.run_dir(spec.run)) or _has_container(queue, spec)]
     if busy:
         raise AgentError("%s still runs %s. Stop it first." % (queue.path, ", ".join(busy)))
+    notes = [note for spec in queue.runs for note in _give(queue, spec)]
     failed = _remove(queue.path)
     if failed:
-        notes = [note for spec in queue.runs for note in _give(queue, spec)]
-        failed = _remove(queue.path)
-        if failed:
-            why = "; ".join(notes) or failed[0][1]
-            raise AgentError(
-                "%s is not gone: %d files stay, the first is %s (%s)." % (queue.path, len(failed), failed[0][0], why)
-            )
+        path, why = failed[0]
+        why = "; ".join(notes) or why
+        raise AgentError(
+            "%s is not gone: %d files stay, the first is %s (%s)." % (queue.path, len(failed), path, why)
+        )
 
 
 def _remove(path: str) -> List[Tuple[str, str]]:
-    """What stays and why; queue.json goes last, so that what stays can be tried again."""
+    """What stays and why. What is needed to try again goes only after all else has gone."""
     failed: List[Tuple[str, str]] = []
 
     def note(_: Any, name: str, info: Any) -> None:
         failed.append((name, info[1].strerror or str(info[1])))
 
-    for name in sorted(os.listdir(path), key=lambda n: n in ("queue.json", "agent.lock", "launch.json")):
-        whole = os.path.join(path, name)
-        if os.path.isdir(whole) and not os.path.islink(whole):
-            shutil.rmtree(whole, onerror=note)
-        elif not failed:
-            os.unlink(whole)
+    for folder, folders, names in os.walk(path, onerror=lambda e: note(None, e.filename, (None, e, None))):
+        for name in [*names, *(name for name in folders if os.path.islink(os.path.join(folder, name)))]:
+            if not _KEPT.fullmatch(name):
+                try:
+                    os.unlink(os.path.join(folder, name))
+                except OSError as error:
+                    note(None, os.path.join(folder, name), (None, error, None))
     if not failed:
-        os.rmdir(path)
+        shutil.rmtree(path, onerror=note)
     return failed
 
 

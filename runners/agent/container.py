@@ -149,6 +149,10 @@ class Minder:
         self._say(answer.err)
         if answer.rc == 0 or self.engine.look(self.name) is not None or self.stopping:
             return None
+        self._tries += 1
+        if answer.engine_failed and self._tries < START_TRIES:
+            self._pause(RETRY_S)
+            return None
         return self._fail("the container could not be made: %s" % answer.why)
 
     def _start(self, seen: Seen) -> Optional[int]:
@@ -162,7 +166,7 @@ class Minder:
         now = self.engine.look(self.name)
         if now is None or now.status not in ("created", "configured", "initialized"):
             return None
-        if not now.error and self._tries < START_TRIES and not self.stopping:
+        if answer.engine_failed and self._tries < START_TRIES and not self.stopping:
             self._pause(RETRY_S)  # it was the engine that failed, not the container
             return None
         return self._not_started(answer, now)

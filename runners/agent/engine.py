@@ -15,6 +15,7 @@ from .queuefile import Queue, RunSpec, Stage
 LOOK_S = 30.0
 _ABSENT = re.compile(r"no such (container|object)", re.IGNORECASE)
 _HOPELESS = re.compile(r"permission denied|not permitted", re.IGNORECASE)
+_TROUBLE = re.compile(r"cannot connect|error during connect|connection (reset|refused)|\bEOF\b|broken pipe", re.IGNORECASE)
 _NOISE = re.compile(r"Run '|See '|WARNING|Error: failed to start containers|time=")
 _PREFIX = re.compile(r"^(docker: |Error: |Error response from daemon: )+")
 
@@ -33,6 +34,11 @@ class Answer(NamedTuple):
     rc: int
     out: str
     err: str
+
+    @property
+    def engine_failed(self) -> bool:
+        """Whether it was the engine that broke off, and not the wish that was wrong."""
+        return self.rc != 0 and bool(_TROUBLE.search(self.err))
 
     @property
     def why(self) -> str:
