@@ -146,7 +146,8 @@ async def _connect(
                 **values,
             )
     except (OSError, asyncssh.Error, ValueError) as e:
-        if isinstance(e, asyncssh.KeyExchangeFailed) and way.known:
+        # A server with other kinds of keys than the known ones says so, or just hangs up.
+        if isinstance(e, asyncssh.KeyExchangeFailed | asyncssh.ConnectionLost) and way.known:
             await _ask_key(way, tunnel)
             if way.offered is not None and way.offered not in way.known:
                 e = asyncssh.HostKeyNotVerifiable("Host key is not trusted")
