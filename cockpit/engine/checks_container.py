@@ -102,17 +102,23 @@ async def _obtainable(host: Host, name: str, launch: Mapping[str, Any], engine: 
         done = await host.run([engine, "manifest", "inspect", "--insecure", name], timeout=30.0)
     if done.rc == 0:
         return [login, ok("image", f"{name} is in {registry} and is pulled when the run starts")]
-    return [login, *_refused(host, engine, name, done)]
+    return [login, _refused(host, engine, name, done, known=known)]
 
 
-def _refused(host: Host, engine: str, name: str, done: Completed) -> list[Finding]:
-    """What a pull would say too."""
-    if b"no such manifest" in done.stderr:
-        return [
-            fail("image", f"{registry_of(name)} has no image {name}.", "Look at its name and tag: launcher.image.")
-        ]
-    refused = refusal(host.name, engine, name, done, doing="pull")
-    return [fail("image", refused.message, refused.hint)]
+def _refused(host: Host, engine: str, name: str, done: Completed, *, known: bool) -> Finding:
+    """What a pull would say too. Of an image that wants a login docker says, without one, that there is none."""
+    if b"no such manifest" not in done.stderr:
+        refused = refusal(host.name, engine, name, done, doing="pull")
+        return fail("image", refused.message, refused.hint)
+    registry = registry_of(name)
+    if known:
+        return fail("image", f"{registry} has no image {name}.", "Look at its name and tag: launcher.image.")
+    return fail(
+        "image",
+        f"{registry} has no image {name}, or none without a login.",
+        f"Look at its name and tag; where it is private, `{engine} login {registry}` on {host.name}, or send your "
+        "login along: launcher.registry_login=mine.",
+    )
 
 
 def _same(registry: str, login: str) -> bool:

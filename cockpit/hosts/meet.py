@@ -12,7 +12,8 @@ from typing import Any
 from cockpit.core.text import printable
 from cockpit.hosts.base import Completed, Host
 
-WAIT_S = 10.0  # how long both sides try; a port that drops packets takes all of it
+WAIT_S = 8.0  # how long both sides try; a port that drops packets takes all of it
+_AFTER_S = 2.0  # for the listener's last word, once all callers are done
 
 # argv: seconds, word, how many callers each port expects, ports. Prints {"busy": {port: why}}.
 _LISTEN = """
@@ -75,6 +76,9 @@ for port in ports:
             why = "timed out"
         except OSError as error:
             why = error.strerror or str(error)
+            if error.errno != 111 and not isinstance(error, ConnectionError):  # only a late listener is worth waiting
+                failed[port] = why
+                break
         if time.time() >= end:
             failed[port] = why
             break
@@ -106,7 +110,9 @@ async def meet(
         if listen.done() and (busy := _words((_said(listen.result()) or {}).get("busy"))):
             return Met(busy, [{} for _ in others])
         failed = [_failed(done, names) for done in await asyncio.gather(*calls)]
-        return Met(_words((_said(await listen) or {}).get("busy")), failed)
+        await asyncio.wait([listen], timeout=_AFTER_S)
+        said = _said(listen.result()) if listen.done() else None
+        return Met(_words((said or {}).get("busy")), failed)
     finally:
         for task in (listen, *calls):
             task.cancel()
