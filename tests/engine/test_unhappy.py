@@ -54,7 +54,7 @@ def _follow(duel: Duel, connect: Callable[[Access], Host]) -> tuple[Outcome, lis
     return outcome, notes.said
 
 
-def _local(_: str) -> Host:
+def _local(_: Access) -> Host:
     return LocalHost()
 
 
@@ -114,7 +114,7 @@ def test_killed_before_the_files_are_home_they_come_home_later(
     assert duel.call("run", "--profile", "toy", "--detach").returncode == 0
     calls = [0]
 
-    async def killed(*args: Any) -> list[str]:
+    async def killed(*args: Any) -> Any:
         calls[0] += 1
         if calls[0] == 1 + last:
             raise _Killed
