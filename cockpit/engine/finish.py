@@ -59,7 +59,8 @@ def close_run(path: Path, state: RunState) -> None:
         ended=state.ended_t,
         provenance=_provenance(run_dir.meta().get("provenance") or {}, state),
     )
-    run_dir.write_summary(summarise(meta, run_dir.columns(), run_dir.ticks(), state.diagnostics))
+    others = [run_dir.ticks(node) for node in range(1, run_dir.nodes)]
+    run_dir.write_summary(summarise(meta, run_dir.columns(), run_dir.ticks(), state.diagnostics, others=others))
 
 
 def _provenance(before: Mapping[str, Any], state: RunState) -> dict[str, Any]:

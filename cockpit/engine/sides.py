@@ -74,5 +74,6 @@ def run_facts(store: Store, run: str) -> RunFacts:
                 hint=f"`ekvi-cockpit attach {meta['group']}` follows it to its end.",
             )
         diagnostics = [e for e in run_dir.journal_events() if isinstance(e, Diagnostic)]
-        summary = summarise(meta, run_dir.columns(), run_dir.ticks(), diagnostics)
+        others = [run_dir.ticks(node) for node in range(1, run_dir.nodes)]
+        summary = summarise(meta, run_dir.columns(), run_dir.ticks(), diagnostics, others=others)
     return RunFacts(run, summary, meta, loss=run_dir.columns())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.events import Diagnostic
-from cockpit.metrics import flops, interval, iterations, steady, telemetry
+from cockpit.metrics import flops, interval, iterations, nodes, steady
 from cockpit.metrics.specs import gpu_spec
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _Run:
 
     meta: Mapping[str, Any]
     said: dict[str, dict[str, Any]]
-    ticks: telemetry.Telemetry
+    ticks: nodes.Nodes
     total: int
     dropped: int
     untimed: int
@@ -109,15 +109,17 @@ def summarise(
     columns: Columns,
     ticks: Iterable[Mapping[str, Any]] = (),
     diagnostics: Iterable[Diagnostic] = (),
+    *,
+    others: Sequence[Iterable[Mapping[str, Any]]] = (),
 ) -> dict[str, Any]:
     """The summary of one run.
 
     `meta` is the content of run.json. `columns` holds one entry an iteration, NaN where unknown: `step`, `loss`,
     `step_s` (seconds), `tokens` (of that step over all ranks), `t` (server's wall clock at its end, seconds).
-    `ticks` are the objects of telemetry.jsonl, `diagnostics` those of the journal. `n` of a metric counts the
-    iterations it was made from (None where it comes from telemetry).
+    `ticks` are the objects of telemetry.jsonl, `others` those of the further nodes', `diagnostics` those of the
+    journal. `n` of a metric counts the iterations it was made from (None where it comes from telemetry).
     """
-    run = _gather(meta, columns, ticks, diagnostics)
+    run = _gather(meta, columns, (ticks, *others), diagnostics)
     _speed(run)
     _compute(run)
     _loss(run)
@@ -149,7 +151,7 @@ def summarise(
 def _gather(
     meta: Mapping[str, Any],
     columns: Columns,
-    lines: Iterable[Mapping[str, Any]],
+    streams: Sequence[Iterable[Mapping[str, Any]]],
     diagnostics: Iterable[Diagnostic],
 ) -> _Run:
     import numpy as np
@@ -157,7 +159,10 @@ def _gather(
     said: dict[str, dict[str, Any]] = {}
     for one in diagnostics:
         if one.code in _SAID:
-            said.setdefault(one.code, {}).update(one.data)
+            before = said.setdefault(one.code, {})
+            if one.code == "data" and before.get("sha256", one.data.get("sha256")) != one.data.get("sha256"):
+                before["nodes_differ"] = True  # each prepares its own
+            before.update(one.data)
     step_s = iterations.column(columns, "step_s", None)
     size = step_s.size
     timed = (step_s > _STEP_S[0]) & (step_s < _STEP_S[1])
@@ -167,7 +172,7 @@ def _gather(
     return _Run(
         meta=meta,
         said=said,
-        ticks=telemetry.read_ticks(lines, meta.get("gpus")),
+        ticks=nodes.read(streams, meta),
         total=size,
         dropped=dropped,
         untimed=int(size - timed.sum()),
@@ -294,21 +299,18 @@ def _loss(run: _Run) -> None:
 def _machine(run: _Run) -> None:
     """mem_peak_by, host_mem_peak_by, power_w, temp_max_c and throttled_ratio."""
     ticks = run.ticks
-    nothing = "no telemetry"
-    gpu_memory = telemetry.peak(c["mem_used"] for c in ticks.devices.values())
-    without = _NO_GPU if run.gpus == 0 else "no GPU reports memory" if ticks.devices else "no GPU telemetry"
-    run.put("mem_peak_by", gpu_memory, note=without if gpu_memory is None else "largest GPU, whole run")
-    host_memory = telemetry.peak([ticks.host["mem_used"]])
-    run.put(
-        "host_mem_peak_by",
-        host_memory,
-        note="whole node, other programs included" if host_memory is not None else nothing,
-    )
+    gpu_memory, host_memory = ticks.peak_memory(), ticks.peak_host_memory()
+    some = any(True for _ in ticks.devices())
+    without = _NO_GPU if run.gpus == 0 else "no GPU reports memory" if some else "no GPU telemetry"
+    told = "; ".join(x for x in ("largest GPU, whole run", gpu_memory.note) if x)
+    run.put("mem_peak_by", gpu_memory.value, note=without if gpu_memory.value is None else told)
+    told = "; ".join(x for x in ("whole node, other programs included", host_memory.note) if x)
+    run.put("host_mem_peak_by", host_memory.value, note="no telemetry" if host_memory.value is None else told)
     partly = "" if run.window else "whole run: the log carries no time"
     for name, reading in (
-        ("power_w", telemetry.power_w(ticks, run.window)),
-        ("temp_max_c", telemetry.hottest(ticks)),
-        ("throttled_ratio", telemetry.throttled(ticks, run.window)),
+        ("power_w", ticks.power_w(run.window)),
+        ("temp_max_c", ticks.hottest()),
+        ("throttled_ratio", ticks.throttled(run.window)),
     ):
         note = _NO_GPU if run.gpus == 0 and name != "power_w" else reading.note
         notes = [note, partly if reading.value is not None and name != "temp_max_c" else None]
@@ -320,17 +322,16 @@ def _energy(run: _Run) -> None:
     import numpy as np
 
     ticks = run.ticks
-    whole = telemetry.energy_j(ticks, None)
+    whole = ticks.energy_j(None)
     run.put("energy_j", whole.value, note=f"whole run; {whole.note}" if whole.value is not None else whole.note)
     if whole.value is None or run.window is None:
         why = whole.note if whole.value is None else "the log carries no time to align the energy readings with"
         for name in ("energy_warmup_j", "energy_per_token_j", "tokens_per_j"):
             run.put(name, None, note=why)
         return
-    start = float(ticks.t[0])
-    before = telemetry.energy_j(ticks, (start, max(start, run.window[0])))
+    before = ticks.energy_before_j(run.window[0])
     run.put("energy_warmup_j", before.value, note="from the first reading to the steady part, start-up included")
-    part = telemetry.energy_j(ticks, run.window)
+    part = ticks.energy_j(run.window)
     tokens = float(np.nansum(run.tokens * run.steps))
     if not part.value or not tokens or run.value("tokens_per_s") is None:
         why = part.note if not part.value else "the log does not say how many tokens a step holds"
@@ -361,7 +362,10 @@ def _provenance(run: _Run) -> dict[str, Any]:
     for code, key in (("provenance", "runner"), ("model", "model"), ("data", "data")):
         if code in run.said:
             out[key] = {**(out.get(key) or {}), **run.said[code]}
-    boot = (run.ticks.hello or {}).get("boot_id")
+    boot = (run.ticks.first.hello or {}).get("boot_id")
     if boot:
         out["boot_id"] = boot
+    if len(run.ticks.each) > 1:
+        hellos = [one.hello or {} for one in run.ticks.each]
+        out["nodes"] = [{"boot_id": hello.get("boot_id"), "host": hello.get("host")} for hello in hellos]
     return out

@@ -1,0 +1,124 @@
+"""Telemetry of the nodes that trained together, taken as one machine's.
+
+What adds up (power, energy, GPUs) is known only where every node's part is: a sum with a part missing is no sum. Of
+what has a maximum the largest known one counts, and the note names who was not seen. Each node's telemetry bears its
+own clock, and a stretch of time is cut by it: the nodes' clocks are taken to agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cockpit.metrics import telemetry
+from cockpit.metrics.telemetry import Reading, Telemetry
+
+Window = tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """One Telemetry a node, in their order; `names` are what notes call them."""
+
+    each: tuple[Telemetry, ...]
+    names: tuple[str, ...]
+
+    @property
+    def first(self) -> Telemetry:
+        """The first node's."""
+        return self.each[0]
+
+    def devices(self) -> Iterator[Mapping[str, Any]]:
+        """The columns of every GPU of every node."""
+        for one in self.each:
+            yield from one.devices.values()
+
+    def count(self) -> int | None:
+        """GPUs of all nodes; None where one of them does not say."""
+        counts = [one.count() for one in self.each]
+        known = [n for n in counts if n is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def model(self) -> str | None:
+        """The GPUs' model; several joined; None without a GPU."""
+        return " + ".join(dict.fromkeys(m for one in self.each if (m := one.model()))) or None
+
+    def energy_j(self, window: Window) -> Reading:
+        """Energy (J) of all nodes in `window`; see telemetry.energy_j."""
+        return self._sum(lambda one: telemetry.energy_j(one, window))
+
+    def energy_before_j(self, end: float) -> Reading:
+        """Energy (J) of all nodes from each one's first reading to `end`."""
+
+        def before(one: Telemetry) -> Reading:
+            if not len(one):
+                return Reading(None, "no telemetry")
+            start = float(one.t[0])
+            return telemetry.energy_j(one, (start, max(start, end)))
+
+        return self._sum(before)
+
+    def power_w(self, window: Window) -> Reading:
+        """Mean power (W) of all nodes in `window`."""
+        return self._sum(lambda one: telemetry.power_w(one, window))
+
+    def hottest(self) -> Reading:
+        """The highest temperature (degC) of any node's GPU."""
+        return self._largest(telemetry.hottest)
+
+    def throttled(self, window: Window) -> Reading:
+        """Share of the time (0..1) in which a GPU was throttled, of the node where that was longest."""
+        return self._largest(lambda one: telemetry.throttled(one, window))
+
+    def peak_memory(self) -> Reading:
+        """The most memory (By) that any GPU used; no value and no note where none reports it."""
+        return self._largest(lambda one: Reading(telemetry.peak(c["mem_used"] for c in one.devices.values())))
+
+    def peak_host_memory(self) -> Reading:
+        """The most memory (By) that any node used; no value and no note where none reports it."""
+        return self._largest(lambda one: Reading(telemetry.peak([one.host["mem_used"]])))
+
+    def _sum(self, read: Callable[[Telemetry], Reading]) -> Reading:
+        found = [read(one) for one in self.each]
+        if len(found) == 1:
+            return found[0]
+        values = [one.value for one in found if one.value is not None]
+        if len(values) < len(found):
+            missing = [
+                f"{n}: {r.note or 'not known'}" for n, r in zip(self.names, found, strict=True) if r.value is None
+            ]
+            return Reading(None, "; ".join(missing))
+        said = "; ".join(dict.fromkeys(r.note for r in found if r.note))
+        return Reading(math.fsum(values), f"{len(found)} nodes{', each ' if said else ''}{said}")
+
+    def _largest(self, read: Callable[[Telemetry], Reading]) -> Reading:
+        found = [(read(one), name) for one, name in zip(self.each, self.names, strict=True)]
+        if len(found) == 1:
+            return found[0][0]
+        known = [(r.value, name, r.note) for r, name in found if r.value is not None]
+        if not known:
+            return found[0][0]
+        value, name, note = max(known, key=lambda one: one[0])
+        unseen = [n for r, n in found if r.value is None]
+        without = f"not known of {', '.join(unseen)}" if unseen else None
+        return Reading(value, "; ".join(x for x in (f"{name}{', ' + note if note else ''}", without) if x))
+
+
+def read(streams: Sequence[Iterable[Mapping[str, Any]]], meta: Mapping[str, Any]) -> Nodes:
+    """The telemetry lines of each node. A node that run.json names and nobody handed over has said nothing."""
+    listed = (meta.get("handle") or {}).get("nodes") or ()
+    count = max(1, len(streams), len(listed))
+    lines = [*streams, *([()] * (count - len(streams)))]
+    return Nodes(tuple(telemetry.read_ticks(each, meta.get("gpus")) for each in lines), _names(listed, count))
+
+
+def _names(listed: Sequence[Any], count: int) -> tuple[str, ...]:
+    """Addresses where run.json knows them, else numbers."""
+    found = []
+    for i in range(count):
+        node = listed[i] if i < len(listed) and isinstance(listed[i], Mapping) else {}
+        address = (node.get("access") or {}).get("address")
+        found.append(f"node {address or i}")
+    return tuple(found)
