@@ -287,8 +287,10 @@ class QueueFollow:
         what = "output" if name == "spool.log" else "telemetry"
         said = f"{run}: more than {size(self._room.limits.log_by)} of {what}: no more of it is taken (limits.log_by)."
         self._room.observer.note("warning", f"{said} The run goes on, and the rest stays on the server.")
-        data = {"log_by": self._room.limits.log_by, "node": node.index}
-        await self._followers[run].own(Diagnostic(level="warning", code="log_limit", message=said, data=data))
+        data = {"log_by": self._room.limits.log_by, "file": name, "node": node.index}
+        follower = self._followers[run]
+        if not any(d.code == "log_limit" and d.data == data for d in follower.state.diagnostics):
+            await follower.own(Diagnostic(level="info", code="log_limit", message=said, data=data))
 
     # -- a run's end
 

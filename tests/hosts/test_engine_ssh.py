@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -292,3 +293,67 @@ def test_a_dry_run_names_the_server_and_starts_nothing(far: Far) -> None:
     assert "ssh" in done.stdout
     assert not far.work.exists()
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
+
+
+TOKEN = "hf_Planted" + "Token0123456789"  # in no file of the repository as it is looked for
+
+
+def _holders(value: str) -> list[str]:
+    """Processes whose environment or words hold the value."""
+    found = []
+    for process in psutil.process_iter(["pid"]):
+        for name in ("environ", "cmdline"):
+            with psutil_gone(), contextlib.suppress(OSError):
+                if value.encode() in Path(f"/proc/{process.pid}/{name}").read_bytes():
+                    found.append(f"{process.pid} {name}: {Path(f'/proc/{process.pid}/cmdline').read_text()}")
+    return found
+
+
+def test_a_secret_is_a_file_on_the_server_and_nowhere_else(far: Far) -> None:
+    far.servers["left"]["secrets"] = ["HF_TOKEN"]
+    (far.home / "here.txt").write_text("from the laptop")
+    far.servers["left"]["files"] = {str(far.home / "here.txt"): "there.txt"}
+    far.write(hold=True)
+    missing = far.call("run", "--profile", "toy")
+    assert missing.returncode == 3
+    assert "HF_TOKEN" in missing.stderr
+    hf = far.home / "hf"
+    hf.mkdir()
+    (hf / "token").write_text(TOKEN + "\n")
+    far.env["HF_HOME"] = str(hf)  # not in the environment: what the test's own cockpit has there is no leak
+    assert TOKEN not in far.call("run", "--profile", "toy", "--dry-run").stdout
+    cockpit = far.start("run", "--profile", "toy", "--output", "json", "--with", "log,gpu")
+    far.held()
+    (secret,) = far.work.glob("groups/*/secrets/*")
+    assert (secret.name, secret.read_text(), secret.stat().st_mode & 0o777) == ("HF_TOKEN", TOKEN, 0o600)
+    assert not _holders(TOKEN)
+    assert [p.read_text() for p in far.work.glob("files/*/here.txt")] == ["from the laptop"]
+    secret_path = secret.parent
+    on_server = [p for p in far.work.rglob("*") if p.is_file() and p != secret]
+    assert not [p for p in on_server if TOKEN.encode() in p.read_bytes()]
+    far.release()
+    assert cockpit.wait(60) == 0, far.said()
+    assert not secret_path.exists()
+    everything = [p for p in far.home.rglob("*") if p.is_file() and p != hf / "token"]
+    assert [str(p) for p in everything if TOKEN.encode() in p.read_bytes()] == []
+
+
+def test_a_local_file_that_is_missing_is_named_by_its_key(far: Far) -> None:
+    far.servers["left"]["files"] = {"nowhere.txt": "there.txt"}
+    far.write()
+    done = far.call("run", "--profile", "toy")
+    assert done.returncode in (2, 3)
+    assert "servers.left.files: nowhere.txt is not here" in done.stderr
+
+
+def test_a_bound_on_output_is_said_and_the_run_goes_on(far: Far) -> None:
+    far.more["limits"] = {"log_by": 2000}
+    far.write(steps=200)
+    done = far.call("run", "--profile", "toy")
+    assert done.returncode == 0, done.stderr
+    (run,) = far.group["runs"]
+    assert (far.runs / run / "stdout.log").stat().st_size == 2000
+    assert done.stderr.count("of output: no more of it is taken") == 1
+    events = [json.loads(line) for line in (far.runs / run / "events.jsonl").read_text().splitlines()]
+    assert [e["code"] for e in events if e["type"] == "diagnostic" and e["code"] == "log_limit"]
+    assert far.states(run)[-1] == "SUCCEEDED"
