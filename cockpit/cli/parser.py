@@ -77,6 +77,7 @@ def _run(sub: Any, common: argparse.ArgumentParser) -> None:
     p.add_argument("--repeats", type=int, metavar="N", help="runs a server and point (5 for a duel)")
     p.add_argument("--stage", choices=STAGES, help="only this stage")
     p.add_argument("--dry-run", action="store_true", help="print what would be done, as commands that work by hand")
+    p.add_argument("--yes", "-y", action="store_true", help="with --stage purge: do not ask")
     p.add_argument("--detach", action="store_true", help="start, say the group's id and leave; see `attach`")
     p.add_argument("--watch", action="store_true", help="follow on the live screen")
     p.add_argument("--resume", metavar="GROUP", help="run again only what failed or is missing in a group")

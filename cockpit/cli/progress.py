@@ -15,6 +15,7 @@ from cockpit.engine.observer import GroupInfo, Observer, Outcome
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+_ANSWERS = ("calibrate",)  # diagnostics that are what a stage was run for
 _PLAIN_SHARE = 10  # without a terminal a run says something this many times on its way
 
 
@@ -134,9 +135,10 @@ class Bars:
             if event.state.failed:
                 words = "\n".join([f"{title(state)}: {ending(state)}", *last_lines(event)])
                 progress.console.print(printable(words), style="red", markup=False, highlight=False)
-        if isinstance(event, Diagnostic) and event.level == "error":
+        if isinstance(event, Diagnostic) and (event.level == "error" or event.code in _ANSWERS):
             words = printable(f"{title(state)}: {event.message}")
-            progress.console.print(words, style="red", markup=False, highlight=False)
+            style = "red" if event.level == "error" else None
+            progress.console.print(words, style=style, markup=False, highlight=False)
         if isinstance(event, Iteration):
             progress.update(self._eta, numbers=f"ETA {duration(eta_s(self._states.values()))}")
 
@@ -188,8 +190,9 @@ class Plain:
             words = ending(state) if event.state.ended else event.state.value + stage + waits
             tail = last_lines(event) if event.state.failed else []
             self._say("\n".join([f"{title(state)}: {words}", *tail]))
-        elif isinstance(event, Diagnostic) and event.level in ("warning", "error"):
-            self._say(f"{title(state)}: {event.level}: {event.message}")
+        elif isinstance(event, Diagnostic) and (event.level in ("warning", "error") or event.code in _ANSWERS):
+            level = "" if event.level == "info" else f"{event.level}: "
+            self._say(f"{title(state)}: {level}{event.message}")
         elif isinstance(event, Iteration) and self._due(run, event):
             eta = duration(eta_s(self._states.values()))
             self._say(f"{title(state)}: {event.step}/{event.total or '?'}  {numbers(state)}  ETA {eta}")

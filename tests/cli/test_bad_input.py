@@ -50,7 +50,6 @@ defaults: [{model: tiny}, {data: pydoc}, {training: cpu}, {runner: megatron}, {l
         (["run", "--profile", "duel-locl"], 2, r"no profile 'duel-locl'\. Did you mean 'duel-local'"),
         (["run", "--profile", "../duel-local"], 2, r"is a path; a profile goes by its name"),
         (["run", "--profile", "duel-local", "--repeats", "0"], 2, r"at least 1 run"),
-        (["run", "--profile", "duel-local", "--stage", "calibrate"], 2, r"calibrate is not available"),
         (["run", "--profile", "duel-local", "repeats=0"], 2, r"repeats must be at least 1"),
         (["run", "--profile", "duel-local", "nothing"], 2, r"an override needs a '='"),
         (["run", "--profile", "duel-local", "lft:training.seed=1"], 2, r"no server 'lft'\. Did you mean 'left'"),

@@ -16,7 +16,7 @@ from cockpit.core.errors import Exit, UsageError
 from cockpit.core.text import printable
 
 if TYPE_CHECKING:
-    from cockpit.engine.admit import Connect
+    from cockpit.engine.admit import Checked, Connect
     from cockpit.engine.start import Wish
     from cockpit.store.store import GroupRecord, Store
 
@@ -119,8 +119,26 @@ async def _starting(args: argparse.Namespace, store: Store, held: contextlib.Exi
     checked = await check(group, connect, say=_say)
     for error in checked.refused.values():
         _say(f"refused: {error}")
+    if not args.yes and not await _may_purge(checked, connect):
+        raise UsageError("nothing was purged.")
     held.enter_context(store.lock_group(group.group))
     return lambda: launch(checked, store, connect)
+
+
+async def _may_purge(checked: Checked, connect: Connect) -> bool:
+    """Whether the group does not purge, or its user agrees to what would go."""
+    from cockpit.engine.purge import preview, purges
+
+    if not purges(checked):
+        return True
+    for doomed in await preview(checked, connect):
+        for line in doomed.lines():
+            _say(line)
+    if not sys.stdin.isatty():
+        raise UsageError("this is to be removed, and there is no terminal to ask at.", hint="Say --yes.")
+    sys.stderr.write("Remove it? [y/N] ")
+    sys.stderr.flush()
+    return (await asyncio.to_thread(sys.stdin.readline)).strip().lower() in ("y", "yes")
 
 
 async def _resuming(args: argparse.Namespace, store: Store, held: contextlib.ExitStack, connect: Connect) -> Start:
