@@ -105,9 +105,9 @@ class Desk:
         self.agents.append(agent)
         return agent
 
-    def finish(self, agent: subprocess.Popen[bytes]) -> None:
+    def finish(self, agent: subprocess.Popen[bytes], deadline_s: float = DEADLINE_S) -> None:
         """Wait until an agent has done its queue."""
-        out, err = agent.communicate(timeout=DEADLINE_S)
+        out, err = agent.communicate(timeout=deadline_s)
         assert agent.returncode == 0, (out + err).decode()
 
     def work_to_end(self) -> None:

@@ -6,7 +6,8 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from runners.agent.base import is_locked
-from runners.agent.peers import proof
+from runners.agent.peerline import proof
 from tests.agent.support import Desk, numbered, python, until
 
 NAMES = ["a", "b"]
@@ -82,7 +83,7 @@ class Nodes:
 
     def child(self, rank: int, run: str = "r1") -> psutil.Process:
         """A node's training process."""
-        record = until(lambda: self.desks[rank].record(run), "there is a record")
+        record = until(lambda: self.desks[rank].record(run), "there is a record") or {}
         return psutil.Process(record["child_pid"])
 
     def reason(self, rank: int, run: str = "r1") -> str:
@@ -248,29 +249,31 @@ def _closed(sock: socket.socket) -> bool:
     return True
 
 
-def _dial(port: int) -> Callable[[], socket.socket | None]:
-    def dial() -> socket.socket | None:
-        with contextlib.suppress(OSError):
-            return socket.create_connection(("127.0.0.1", port), timeout=10)
-        return None
+def _dial(port: int) -> socket.socket:
+    """A connection to the leader, once it listens."""
 
-    return dial
+    def dial() -> list[socket.socket]:
+        with contextlib.suppress(OSError):
+            return [socket.create_connection(("127.0.0.1", port), timeout=10)]
+        return []
+
+    return until(dial, "the leader listens")[0]
 
 
 def test_strangers_are_dropped_and_keep_nobody_out(nodes: Nodes) -> None:
     a, b = nodes.queue(["r1"]).desks
     agents = [a.work_here()]
-    first = until(_dial(nodes.port), "the leader listens")
+    first = _dial(nodes.port)
     sayings = [b"x" * 5000, b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"type":"hello","name":"b","nonce":"n"}\n']
     nonce = _hello(first)["nonce"]
     reflected = proof(TOKEN[::-1], "follower", "ekvi.peers/1", "g1/k1", nonce, "n", "b")
     sayings.append(json.dumps({"type": "hello", "name": "b", "nonce": "n", "proof": reflected}).encode() + b"\n")
     for said in sayings:
-        with contextlib.closing(until(_dial(nodes.port), "it listens")) as sock:
+        with contextlib.closing(_dial(nodes.port)) as sock:
             _hello(sock)
             sock.sendall(said)
             assert _closed(sock), said
-    silent = [until(_dial(nodes.port), "it listens") for _ in range(40)]  # and many that say nothing
+    silent = [_dial(nodes.port) for _ in range(40)]  # and many that say nothing
     agents.append(b.work_here())
     nodes.both_began()
     nodes.open("go.train")
@@ -282,21 +285,25 @@ def test_strangers_are_dropped_and_keep_nobody_out(nodes: Nodes) -> None:
 
 
 def test_a_run_stalls_only_where_no_node_prints(nodes: Nodes) -> None:
-    a, b = nodes.queue(["r1"], env={"FAIL_b": "0"}, stall_after_s=2.0).desks
+    a, b = nodes.queue(["r1"], env={"FAIL_b": "0"}, stall_after_s=1.5).desks
     agents = [desk.work_here() for desk in (a, b)]
     nodes.both_began()
-    spool, end = b.run_dir("r1") / "spool.log", time.monotonic() + 4
+    spool, end = b.run_dir("r1") / "spool.log", time.monotonic() + 3
     pid = nodes.child(1).pid
     assert spool.exists()
     while time.monotonic() < end:  # b's training prints, a's does not
-        with open(f"/proc/{pid}/fd/1", "wb", buffering=0) as out:
+        with Path(f"/proc/{pid}/fd/1").open("wb", buffering=0) as out:
             out.write(b"step\n")
         assert a.last("r1")["state"] == b.last("r1")["state"] == "RUNNING"
         time.sleep(0.2)
     for desk, agent in zip((a, b), agents, strict=True):
         desk.finish(agent)
         assert desk.last("r1")["state"] == "STALLED"
-    assert "stage train printed nothing for 2 s" in nodes.reason(0)
+    assert "stage train printed nothing for 1.5 s" in nodes.reason(0)
+
+
+def _succeeded(desk: Desk) -> bool:
+    return "SUCCEEDED" in desk.names("r1")
 
 
 def test_groups_that_hold_each_others_slots_both_come_to_their_turn(tmp_path: Path) -> None:
@@ -315,12 +322,7 @@ def test_groups_that_hold_each_others_slots_both_come_to_their_turn(tmp_path: Pa
     try:
         agents = [(desk, desk.work_here()) for rank in (0, 1) for group in groups for desk in [group.desks[rank]]]
         for group in groups:
-            end = until(
-                lambda group=group: [s for s in group.desks[0].states("r1") if s["state"] == "SUCCEEDED"],
-                f"both groups end: {[g.logs() for g in groups]}",
-                40.0,
-            )
-            assert end
+            until(partial(_succeeded, group.desks[0]), f"both groups end: {[g.logs() for g in groups]}", 40.0)
         for desk, agent in agents:
             desk.finish(agent)
             assert not is_locked(str(desk.work / "slots" / "default.0.lock"))

@@ -1,10 +1,9 @@
-"""One training on two nodes: torchrun on each, as the launcher starts it, each with a cache of its own."""
+"""How the processes of two nodes meet over gloo: torchrun on each, as the launcher starts it."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,13 +14,6 @@ import pytest
 
 from runners import meeting
 from tests.runners.support import TIMEOUT_S, Place, Result
-
-ITERATIONS = 10
-
-
-def config(**parallel: int) -> dict[str, Any]:
-    training = {"train_iters": ITERATIONS, "micro_batch": 2, "warmup_steps": 2, "parallel": parallel}
-    return {"training": training}
 
 
 class Node:
@@ -62,49 +54,6 @@ def port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
         number: int = found.getsockname()[1]
         return number
-
-
-def losses(result: Result) -> list[float]:
-    return [line["loss"] for line in result.wires("iteration")]
-
-
-@pytest.mark.train
-def test_two_nodes_give_the_one_process_curve(cache: Path, prepared: Result, tmp_path: Path) -> None:
-    assert prepared.rc == 0, prepared.err
-    one = Place(tmp_path / "one", cache).run(config(), "stage=train")
-    assert one.rc == 0, one.err
-    at = port()
-    nodes = [Node(tmp_path, rank, at) for rank in (0, 1)]
-    for node in nodes:
-        shutil.copytree(cache, node.place.cache)
-    first, last = ended([node.start(config(data=2), "stage=train") for node in nodes])
-    assert (first.rc, last.rc) == (0, 0), first.err + last.err
-    assert losses(first) == []
-    assert losses(last) == pytest.approx(losses(one), rel=1e-6)
-    assert len(losses(last)) == ITERATIONS
-    assert (nodes[1].place.out / "train.json").is_file()
-
-
-@pytest.mark.train
-def test_a_process_that_is_killed_is_said_before_the_other_node_gives_up(tmp_path: Path) -> None:
-    at = port()
-    nodes = [Node(tmp_path, rank, at) for rank in (0, 1)]
-    body = {"runner": {"name": "smoke", "epochs": 100000, "samples": 512, "batch": 64}}
-    running = [node.start(body, "stage=train") for node in nodes]
-    try:
-        assert running[1].stdout is not None
-        while (line := running[1].stdout.readline()) and b"iteration" not in line.encode():
-            pass
-        found = subprocess.run(
-            ["pgrep", "-P", str(running[1].pid)], capture_output=True, text=True, check=True, timeout=10
-        )
-        os.kill(int(found.stdout.split()[0]), 9)
-        running[1].wait(TIMEOUT_S)
-        assert running[0].poll() is None  # the node of the cause is the first to end
-    finally:
-        first, last = ended(running)
-    assert "lost its peers" in first.err
-    assert last.rc != 0
 
 
 @pytest.mark.train
