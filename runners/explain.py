@@ -204,7 +204,7 @@ def explain(
     for found in error.errors(include_url=False):
         keys = _keys([*under, *found["loc"]], document.data)
         message, hint = _sentence(found, keys, schema, document)
-        wanted = [(*keys, "name"), keys] if found["type"].startswith("union_tag") else [keys]
+        wanted = [(*keys, "name"), (*keys, "kind"), keys] if found["type"].startswith("union_tag") else [keys]
         if found["type"] == "refused":
             wanted = [(*keys, *key.split(".")) for key in found["ctx"]["keys"]] or [keys]
         out.append(document.error(message, wanted, hint))
@@ -218,7 +218,7 @@ def _keys(loc: Sequence[Any], data: Any) -> Keys:
         if part == "[key]":
             continue
         if isinstance(data, Mapping):
-            if part not in data and data.get("name") == part and at < len(loc) - 1:
+            if part not in data and part in (data.get("name"), data.get("kind")) and at < len(loc) - 1:
                 continue
             data = data.get(part)
         elif isinstance(data, list) and isinstance(part, int):
@@ -255,7 +255,9 @@ def _sentence(
     kind, ctx, key = str(found["type"]), found.get("ctx", {}), ".".join(keys)
     shown = "" if _HIDDEN & set(keys) else f", not {show(found['input'])}"
     if kind == "refused":
-        return str(ctx["message"]).rstrip(".") + ".", None
+        message = str(ctx["message"]).rstrip(".") + "."
+        name = next((k for k in reversed(keys) if not k.isdigit()), "")
+        return (message if name in message else f"{key}: {message}"), None
     if kind == "extra_forbidden":
         return _unknown(keys, schema, document)
     if kind == "missing":
@@ -265,10 +267,11 @@ def _sentence(
         return f"{key} must be {words} {ctx[bound]:g}{shown}.", None
     if kind == "literal_error":
         return _choice(key, re.findall(r"'([^']*)'", ctx["expected"]), found["input"])
+    tag = str(ctx.get("discriminator", "'name'")).strip("'")
     if kind == "union_tag_invalid":
-        return _choice(f"{key}.name", re.findall(r"'([^']*)'", ctx["expected_tags"]), ctx["tag"])
+        return _choice(f"{key}.{tag}", re.findall(r"'([^']*)'", ctx["expected_tags"]), ctx["tag"])
     if kind == "union_tag_not_found":
-        return f"{key}.name is missing.", f"Choose one: {key}=NAME, or say {key}.name."
+        return f"{key}.{tag} is missing.", f"Choose one: {key}=NAME, or say {key}.{tag}."
     if kind == "too_short":
         return f"{key} needs at least {ctx['min_length']} of its values.", None
     wanted = next((text for start, text in _WANTED.items() if kind.startswith(start)), None)

@@ -100,13 +100,13 @@ def apart(named: Mapping[str, Mapping[str, str]]) -> None:
         for source, place in places.items():
             plain = place.removesuffix(":ro") if key == "mounts" else place
             if plain in seen:
-                raise refuse(f"{source!r} and {seen[plain]!r} would both be at {plain!r}.", key)
+                raise refuse(f"{key}: {source!r} and {seen[plain]!r} would both be at {plain!r}.", key)
             seen[plain] = source
 
 
 def _image(text: str) -> str:
     if not _IMAGE.fullmatch(text):
-        raise refuse(f"{text!r} is no name of an image: write [REGISTRY/]NAME[:TAG], or NAME@sha256:....")
+        raise refuse(f"{text!r} is no name of an image: write [REGISTRY/]NAME[:TAG], or NAME@DIGEST.")
     return text
 
 
