@@ -6,6 +6,8 @@ plain integers.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import (
     Annotated,
     Any,
@@ -93,6 +95,12 @@ class Data(Strict):
     train_split: Annotated[Real, Field(gt=0, le=1)] = 1.0
     tokenizer_vocab: Annotated[Whole, Field(ge=257)] = 1024
     seed: NonNegative = 1234
+
+    @property
+    def request(self) -> str:
+        """16 hex digits over what decides the prepared data; `<request>.entry` in the cache names the entry made."""
+        asked = self.model_dump(mode="json", include={"source", "paths", "samples", "tokenizer_vocab", "seed"})
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
     def _paths(self) -> Self:

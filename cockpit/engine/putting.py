@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cockpit.core.errors import CockpitError, LaunchRefused, ServerError
+from cockpit.core.errors import CockpitError, ServerError
 from cockpit.core.events import State, StateChange
 from cockpit.core.records import QueuePlan, RunPlan
 from cockpit.core.state import RunState
 from cockpit.engine.admit import Checked, Connect, admitted, close
+from cockpit.engine.data import share_data
 from cockpit.engine.deliver import Archive, Packing, archives, secrets_of
 from cockpit.hosts.base import ServerLost, ServerTimeout
 
@@ -59,6 +60,7 @@ async def launch(
     """
     packing = Packing()
     queues: list[_Queue] = []
+    checked = admitted(await share_data(checked, connect))
     try:
         queues = _open(checked, connect)
         return await _Launch(checked, store, await asyncio.to_thread(_packages), packing, queues).launch(replaced)
@@ -146,8 +148,6 @@ class _Launch:
             queue.files.update(await asyncio.to_thread(self._packing.pack, server))
         queue.handle, known = await asyncio.gather(self._handle(queue), self._facts(queue))
         queue.facts = known
-        if self._group.data_from is not None:
-            raise LaunchRefused("data_from is not there yet.")
 
     async def _handle(self, queue: _Queue) -> dict[str, Any]:
         """Where a queue is, in the group's file: what `attach` needs to find it again."""

@@ -14,9 +14,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,6 +30,8 @@ from runners.schema import Data
 
 SCHEMA = "ekvi.data/1"
 PREFIX = "tokens"
+GIVEN = "EKVI_DATA_ENTRY"  # the entry that a run takes, where the cockpit copied it from another machine
+_KEY = re.compile(r"[0-9a-f]{16}")
 _FILES = ("documents.jsonl", "tokenizer.json", f"{PREFIX}.bin", f"{PREFIX}.idx")
 
 
@@ -63,10 +66,14 @@ def ensure(data: Data, cache: Path) -> tuple[Entry, bool]:
     Any number of processes may call it at once: one prepares, the others wait. Raises ConfigurationError for data
     that cannot be read or a missing package, RunnerError for a cache that cannot be written.
     """
+    given = _given(cache)
+    if given is not None:
+        return given, False
     found = corpus.documents(data)
     key = _key(data, found)
     entry = _read(cache, key)
     if entry is not None:
+        _point(data, cache, key)
         return entry, False
     require("torch", "megatron.core", "tokenizers")
     with writing(f"the cache {cache}"), locked(cache / "data", key):
@@ -76,12 +83,13 @@ def ensure(data: Data, cache: Path) -> tuple[Entry, bool]:
         _make(data, found, cache / "data", key)
     entry = _read(cache, key)
     assert entry is not None
+    _point(data, cache, key)
     return entry, True
 
 
 def find(data: Data, cache: Path) -> Entry:
     """The prepared entry for `data`; ConfigurationError says to run stage=data where there is none."""
-    entry = _read(cache, _key(data, corpus.documents(data)))
+    entry = _given(cache) or _read(cache, _key(data, corpus.documents(data)))
     if entry is None:
         raise ConfigurationError(
             f"the data for data.source={data.source} is not prepared in {cache}.",
@@ -89,6 +97,31 @@ def find(data: Data, cache: Path) -> Entry:
             every_rank=True,
         )
     return entry
+
+
+def _given(cache: Path) -> Entry | None:
+    """The entry that was copied here for this run, whatever this machine would have made; None where none was."""
+    key = os.environ.get(GIVEN)
+    if not key:
+        return None
+    entry = _read(cache, key) if _KEY.fullmatch(key) else None
+    if entry is None:
+        raise ConfigurationError(
+            f"the prepared data {key} that this run was given is not whole in {cache}.",
+            hint="Launch the group again: it is copied anew.",
+            every_rank=True,
+        )
+    return entry
+
+
+def _point(data: Data, cache: Path, key: str) -> None:
+    """Note which entry the settings led to, for who copies it to other machines; a hint, and no more."""
+    path = cache / "data" / f"{data.request}.entry"
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with suppress(OSError):
+        if not path.exists() or path.read_text() != key:
+            part.write_text(key)
+            part.replace(path)
 
 
 @contextmanager

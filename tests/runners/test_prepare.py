@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -117,3 +118,18 @@ def test_what_does_not_change_the_bytes_finds_the_same_entry(tmp_path: Path) -> 
     second, made = prepare.ensure(SMALL.model_copy(update={"name": "other", "train_split": 0.5}), tmp_path)
     assert not made
     assert second == first
+
+
+@pytest.mark.train
+@pytest.mark.usefixtures("stack")
+def test_an_entry_that_was_copied_here_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, _ = prepare.ensure(SMALL, tmp_path / "there")
+    assert (tmp_path / "there" / "data" / f"{SMALL.request}.entry").read_text() == entry.path.name
+    other = SMALL.model_copy(update={"seed": 7})
+    assert other.request != SMALL.request
+    monkeypatch.setenv(prepare.GIVEN, entry.path.name)
+    with pytest.raises(ConfigurationError, match="is not whole"):
+        prepare.ensure(other, tmp_path / "here")
+    shutil.copytree(entry.path, tmp_path / "here" / "data" / entry.path.name)
+    assert prepare.ensure(other, tmp_path / "here") == (prepare.find(other, tmp_path / "here"), False)
+    assert prepare.find(other, tmp_path / "here").manifest == entry.manifest

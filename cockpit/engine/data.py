@@ -1,0 +1,174 @@
+"""Data that one machine prepared, copied to the others of a group bit by bit, where a hub is out of their reach."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cockpit.core.errors import CockpitError, ConfigError, LaunchRefused, ServerError, did_you_mean
+from cockpit.core.records import Access, QueuePlan, RunPlan
+from cockpit.engine.admit import Checked, Connect, accesses, close
+from cockpit.hosts import layout
+
+if TYPE_CHECKING:
+    from cockpit.hosts.base import Host
+
+ENTRY = "EKVI_DATA_ENTRY"
+_KEY = re.compile(rb"[0-9a-f]{16}")
+_MANIFEST = "manifest.json"
+_SUMS = {  # a file of an entry, and the manifest's name for its SHA-256
+    "tokens.bin": "sha256",
+    "tokens.idx": "idx_sha256",
+    "tokenizer.json": "tokenizer_sha256",
+    "documents.jsonl": "documents_sha256",
+}
+_STEP_S = 60.0
+_COPY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An entry that was fetched: where it is here, and the SHA-256 of its files, the manifest's last."""
+
+    key: str
+    folder: Path
+    files: Mapping[str, str]
+
+
+async def share_data(checked: Checked, connect: Connect) -> Checked:
+    """`checked` with every run told to take the entry of `data_from`, which is then on all of its servers.
+
+    A server that does not take it is refused. Raises ConfigError for a source that is none, LaunchRefused where it
+    has not prepared the data, ServerError where it does not answer.
+    """
+    group = checked.group
+    if group.data_from is None or not any(_takes(run) for run in group.runs):
+        return checked
+    if group.data_from != "local" and group.data_from not in group.servers:
+        raise ConfigError(
+            f"data_from: there is no server {group.data_from!r} in this group.",
+            hint=did_you_mean(group.data_from, ["local", *group.servers]),
+        )
+    with tempfile.TemporaryDirectory(prefix="ekvi-data-", ignore_cleanup_errors=True) as folder:
+        entries = await _fetch(checked, connect, Path(folder))
+        refused = dict(checked.refused)
+        names = [n for n in dict.fromkeys(r.server for r in group.runs) if n not in refused and n != group.data_from]
+        for name, error in zip(
+            names, await asyncio.gather(*(_bring(checked, n, entries, connect) for n in names)), strict=True
+        ):
+            if error is not None:
+                refused[name] = error
+    queues = tuple(_told(queue, {request: e.key for request, e in entries.items()}) for queue in group.queues)
+    return dataclasses.replace(checked, group=dataclasses.replace(group, queues=queues), refused=refused)
+
+
+def _takes(run: RunPlan) -> bool:
+    return run.config["runner"]["name"] == "megatron" and any(s.stage in ("data", "train") for s in run.stages)
+
+
+def _request(run: RunPlan) -> str:
+    from runners.schema import Data
+
+    return Data.model_validate(run.config["data"]).request
+
+
+def _told(queue: QueuePlan, keys: Mapping[str, str]) -> QueuePlan:
+    """A queue whose stages know their entry."""
+
+    def run_of(run: RunPlan) -> RunPlan:
+        if not _takes(run):
+            return run
+        stages = tuple(
+            dataclasses.replace(s, env={**s.env, ENTRY: keys[_request(run)]}) if s.stage in ("data", "train") else s
+            for s in run.stages
+        )
+        return dataclasses.replace(run, stages=stages)
+
+    return dataclasses.replace(queue, runs=tuple(run_of(run) for run in queue.runs))
+
+
+async def _fetch(checked: Checked, connect: Connect, folder: Path) -> dict[str, _Entry]:
+    """The entries that the group's runs ask for, by request, each whole and as its manifest says."""
+    group = checked.group
+    local = group.data_from == "local"
+    source = None if local else group.servers[str(group.data_from)]
+    host = connect(Access() if source is None else source.access)
+    try:
+        workdir = await asyncio.wait_for(host.workdir(None if source is None else source.workdir), _STEP_S)
+        requests = dict.fromkeys(_request(run) for run in group.runs if _takes(run))
+        name, most = str(group.data_from), group.limits.fetch_by
+        return {r: await _fetch_one(host, workdir, r, folder / r, name, most) for r in requests}
+    except TimeoutError:
+        raise ServerError(f"{host.name} did not answer in time for its prepared data.") from None
+    finally:
+        await close([host])
+
+
+async def _fetch_one(host: Host, workdir: str, request: str, folder: Path, source: str, most: int) -> _Entry:
+    data = layout.data_folder(workdir)
+    key = await asyncio.wait_for(host.read(f"{data}/{request}.entry", 0, 17), _STEP_S)
+    if not _KEY.fullmatch(key):
+        once = (
+            "with `run --stage data` on this machine"
+            if source == "local"
+            else f"`run --stage data --servers {source}`"
+        )
+        raise LaunchRefused(f"data_from: {source} has not prepared the data of this profile.", hint=f"First {once}.")
+    entry = f"{data}/{key.decode()}"
+    files = {}
+    for name in (*_SUMS, _MANIFEST):
+        files[name] = await asyncio.wait_for(host.get(f"{entry}/{name}", folder / name, max_by=most), _COPY_S)
+    manifest = _manifest(folder / _MANIFEST)
+    wrong = [name for name, said in _SUMS.items() if files[name] != manifest.get(said)]
+    if wrong:
+        raise LaunchRefused(
+            f"data_from: {entry} on {host.name} is damaged: {', '.join(wrong)} is not what its manifest says.",
+            hint="Remove that folder there, and run the stage data again.",
+        )
+    return _Entry(key.decode(), folder, files)
+
+
+def _manifest(path: Path) -> Mapping[str, Any]:
+    try:
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+async def _bring(checked: Checked, name: str, entries: Mapping[str, _Entry], connect: Connect) -> CockpitError | None:
+    """Put the entries on a server's nodes; why it did not take them, or None."""
+    server = checked.group.servers[name]
+    hosts = [connect(access) for access in accesses(server)]
+    try:
+        for host in hosts:
+            workdir = await asyncio.wait_for(host.workdir(server.workdir), _STEP_S)
+            for entry in entries.values():
+                await asyncio.wait_for(_put(host, f"{layout.data_folder(workdir)}/{entry.key}", entry), _COPY_S)
+    except CockpitError as error:
+        return error
+    except TimeoutError:
+        return ServerError(f"server {name} did not take the prepared data in time.")
+    finally:
+        await close(hosts)
+    return None
+
+
+async def _put(host: Host, path: str, entry: _Entry) -> None:
+    """One entry, its manifest last: it is complete or absent."""
+    names: Sequence[str] = list(entry.files)
+    manifest = (entry.folder / _MANIFEST).read_bytes()
+    there = {e.path: e.size for e in await host.listdir(path)}
+    whole = all(there.get(n) == (entry.folder / n).stat().st_size for n in names)
+    if whole and await host.read(f"{path}/{_MANIFEST}", 0, len(manifest) + 1) == manifest:
+        return
+    for name in names:
+        if await host.put_file(entry.folder / name, f"{path}/{name}") != entry.files[name]:
+            raise ServerError(f"{path}/{name} on {host.name} is not what was sent.", hint="Launch it again.")

@@ -1,0 +1,100 @@
+"""Prepared data copied from one machine to the others of a group, over real folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cockpit.core.errors import ConfigError, LaunchRefused
+from cockpit.core.records import GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
+from cockpit.engine.admit import Checked
+from cockpit.engine.data import ENTRY, share_data
+from cockpit.hosts import connect
+from runners.schema import RunConfig
+
+KEY = "0123456789abcdef"
+FILES = {"tokens.bin": b"\0\1\2" * 1000, "tokens.idx": b"idx", "tokenizer.json": b"{}", "documents.jsonl": b"{}\n"}
+SUMS = {"tokens.bin": "sha256", "tokens.idx": "idx_sha256", "tokenizer.json": "tokenizer_sha256"}
+SUMS |= {"documents.jsonl": "documents_sha256"}
+
+
+def _checked(tmp_path: Path, **changes: Any) -> Checked:
+    config = RunConfig().model_dump(mode="json")
+    servers, queues = {}, []
+    for name in ("a", "b"):
+        servers[name] = ServerSpec(name=name, workdir=str(tmp_path / name))
+        stages = tuple(StagePlan(stage=s, env={"X": "1"}) for s in ("data", "train", "wrap"))
+        run = RunPlan(
+            run=f"g.{name}.r1", group="g", server=name, repeat=0, sweep={}, launcher="process", stages=stages,
+            config=config,
+        )  # fmt: skip
+        queues.append(
+            QueuePlan(key=name, address="local", workdir=str(tmp_path / name), slot="default", slots=1, cooldown_s=0,
+                      runs=(run,))
+        )  # fmt: skip
+    group = GroupPlan(
+        group="g", profile="p", overrides=(), servers=servers, queues=tuple(queues), data_from="a", **changes
+    )
+    return Checked(group)
+
+
+def _prepare(work: Path, **changed: bytes) -> Path:
+    folder = work / "cache" / "data"
+    entry = folder / KEY
+    entry.mkdir(parents=True)
+    (folder / f"{RunConfig().data.request}.entry").write_text(KEY)
+    for name, data in FILES.items():
+        (entry / name).write_bytes(data)
+    manifest = {said: hashlib.sha256(FILES[name]).hexdigest() for name, said in SUMS.items()}
+    (entry / "manifest.json").write_text(json.dumps(manifest))
+    for name, data in changed.items():
+        (entry / name.replace("_", ".")).write_bytes(data)
+    return entry
+
+
+async def test_the_others_get_the_same_bytes_and_every_run_is_told(tmp_path: Path) -> None:
+    source = _prepare(tmp_path / "a")
+    shared = await share_data(_checked(tmp_path), connect)
+    target = tmp_path / "b" / "cache" / "data" / KEY
+    assert {p.name: p.read_bytes() for p in target.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+    assert not shared.refused
+    for run in shared.group.runs:
+        assert [s.env.get(ENTRY) for s in run.stages] == [KEY, KEY, None]
+        assert run.stages[0].env["X"] == "1"
+
+
+async def test_what_is_there_whole_is_not_sent_again_and_what_is_damaged_is(tmp_path: Path) -> None:
+    _prepare(tmp_path / "a")
+    await share_data(_checked(tmp_path), connect)
+    target = tmp_path / "b" / "cache" / "data" / KEY / "tokens.bin"
+    before = target.stat().st_ino
+    await share_data(_checked(tmp_path), connect)
+    assert target.stat().st_ino == before
+    target.write_bytes(b"short")
+    await share_data(_checked(tmp_path), connect)
+    assert target.read_bytes() == FILES["tokens.bin"]
+
+
+async def test_a_source_without_the_data_says_what_to_run_first(tmp_path: Path) -> None:
+    with pytest.raises(LaunchRefused, match="a has not prepared") as error:
+        await share_data(_checked(tmp_path), connect)
+    assert error.value.hint is not None
+    assert "run --stage data --servers a" in error.value.hint
+
+
+async def test_a_damaged_source_is_named(tmp_path: Path) -> None:
+    _prepare(tmp_path / "a", tokens_bin=b"\0\1\3" * 1000)
+    with pytest.raises(LaunchRefused, match=r"damaged: tokens\.bin"):
+        await share_data(_checked(tmp_path), connect)
+
+
+async def test_a_source_that_is_no_server_is_refused(tmp_path: Path) -> None:
+    checked = _checked(tmp_path)
+    group = dataclasses.replace(checked.group, data_from="c")
+    with pytest.raises(ConfigError, match="no server 'c'"):
+        await share_data(dataclasses.replace(checked, group=group), connect)

@@ -1,0 +1,116 @@
+"""Which files come home, and what a server's names may not do."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cockpit.engine.fetch import Source, Wanted, bad_name, fetch, matches
+from cockpit.hosts import Entry, LocalHost
+from cockpit.store.rundir import RunDir
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "named"),
+    [
+        ("a.pt", "*.pt", True),
+        ("deep/er/a.pt", "*.pt", True),
+        ("deep/er/a.pt", "deep/*.pt", False),
+        ("deep/er/a.pt", "deep/**", True),
+        ("deep/er/a.pt", "deep/**/*.pt", True),
+        ("deep/a.pt", "deep/**/*.pt", True),
+        ("anything/at/all", "**", True),
+        ("a.pt", "?.pt", True),
+        ("ab.pt", "?.pt", False),
+        ("b.pt", "[a-c].pt", True),
+        ("b.pt", "[!a-c].pt", False),
+        ("a+b.pt", "a+b.pt", True),
+        ("aab.pt", "a+b.pt", False),
+    ],
+)
+def test_patterns(path: str, pattern: str, named: bool) -> None:
+    assert matches(path, (pattern,)) is named
+
+
+@given(st.text(max_size=30), st.text(max_size=10))
+def test_any_pattern_is_taken(path: str, pattern: str) -> None:
+    matches(path, (pattern,))
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "a\x1b]0;x\x07", "a\nb", "", "a//b", ".", "a/."])
+def test_names_that_lead_out_or_cannot_be_shown(path: str) -> None:
+    assert bad_name(path)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    folder = tmp_path / "g.left.r1"
+    folder.mkdir()
+    made = RunDir(folder)
+    made.write_meta({"id": "g.left.r1"})
+    return made
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.json").write_text("{}")
+    (folder / "b.pt").write_bytes(b"x" * 1000)
+    (folder / "deep" / "c.pt").write_bytes(b"y" * 10)
+    return folder
+
+
+def _home(run_dir: RunDir) -> list[str]:
+    return sorted(p.relative_to(run_dir.artifacts).as_posix() for p in run_dir.artifacts.rglob("*") if p.is_file())
+
+
+async def test_what_is_left_out_is_counted_and_how_to_get_it_is_said(run_dir: RunDir, out: Path) -> None:
+    left = await fetch(run_dir, Source(LocalHost(), str(out)), Wanted(("*.pt",), max_by=500))
+    assert _home(run_dir) == ["deep/c.pt"]
+    assert (left.unnamed, left.beyond) == ((1, 2), (1, 1000))
+    told = left.told("left", "g")
+    assert "1 file of 2 B" in told[0]
+    assert "`ekvi-cockpit fetch g --max-size 1G` brings them." in told[1]
+    assert set(run_dir.meta()["artifacts"]) == {"deep/c.pt"}
+
+
+async def test_no_more_files_than_the_limit(run_dir: RunDir, out: Path) -> None:
+    left = await fetch(run_dir, Source(LocalHost(), str(out)), Wanted(max_files=2))
+    assert len(_home(run_dir)) == 2
+    assert left.beyond[0] == 1
+
+
+class _Lies(LocalHost):
+    """A server that names files as it likes, and says that they are small."""
+
+    async def listdir(self, path: str) -> list[Entry]:
+        return [Entry("../../escaped", 1), Entry("b.pt", 1), *await super().listdir(path)]
+
+
+async def test_a_server_that_lies_harms_nobody(run_dir: RunDir, out: Path) -> None:
+    left = await asyncio.wait_for(fetch(run_dir, Source(_Lies(), str(out)), Wanted()), 30)
+    assert any("is no name for a file" in s for s in left.sentences)
+    assert any("more than 1 bytes" in s for s in left.sentences)
+    assert not list(out.parent.glob("**/escaped"))
+
+
+async def test_a_file_that_changed_on_its_way_is_not_kept(run_dir: RunDir, out: Path) -> None:
+    class Wrong(LocalHost):
+        async def get(self, path: str, target: Path, **how: Any) -> str:
+            await super().get(path, target, **how)
+            return "0" * 64
+
+        async def run(self, argv: Any, **how: Any) -> Any:
+            return await super().run(argv, **how)
+
+    host = Wrong()
+    object.__setattr__(host, "access", type(host.access)(address="elsewhere"))
+    left = await fetch(run_dir, Source(host, str(out)), Wanted(("a.json",)))
+    assert any("another checksum" in s for s in left.sentences)
+    assert _home(run_dir) == []
