@@ -7,7 +7,6 @@ that would ask again, or count as one more wrong try: the user says when.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import shlex
@@ -60,18 +59,13 @@ class Process:
     async def wait(self) -> int | None:
         """Its exit status."""
         rc = await self._process.wait()
-        if rc < 0 or (rc == _BROKEN and not await self._link.alive()):
-            return None
+        if rc < 0 or not await self._link.alive():
+            return None  # a status that came is no proof that the output did: sshd sends it ahead of what waits
         return rc
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let go of it."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        transport = getattr(self._process, "_transport", None)
-        if transport is not None:
-            transport.close()
+        await end_group(self._process)
 
 
 class OpensshLink:

@@ -44,7 +44,7 @@ class Running(Protocol):
     async def wait(self) -> int | None:
         """Its exit status, -N after signal N; None where the connection broke before it was told."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let go of it; it may live on."""
 
 
@@ -168,7 +168,7 @@ class Call:
             if not self._ended and self._group is not None:
                 await asyncio.shield(self._kill())
         finally:
-            self._running.close()
+            await asyncio.shield(self._running.close())
 
     async def _kill(self) -> None:
         with contextlib.suppress(ServerError, TimeoutError):
@@ -178,7 +178,7 @@ class Call:
                 try:
                     await killing.wait()
                 finally:
-                    killing.close()
+                    await killing.close()
 
 
 def lost(name: str) -> ServerLost:

@@ -25,8 +25,9 @@ _PAUSE_S = 0.1
 class Channel:
     """A command over asyncssh; see `Running`."""
 
-    def __init__(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
+    def __init__(self, process: asyncssh.SSHClientProcess[bytes], connection: asyncssh.SSHClientConnection) -> None:
         self._process = process
+        self._connection = connection
 
     async def write(self, data: bytes) -> None:
         """Its standard input."""
@@ -53,12 +54,14 @@ class Channel:
         """Its exit status."""
         with contextlib.suppress(asyncssh.Error, OSError):
             await self._process.wait_closed()
+        if self._connection.is_closed():
+            return None  # a status that came is no proof that the output did: sshd sends it ahead of what waits
         if self._process.exit_signal is not None:
             number = getattr(signal, f"SIG{self._process.exit_signal[0]}", signal.SIGKILL)
             return -int(number)
         return self._process.exit_status if self._process.returncode is not None else None
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let go of it."""
         self._process.close()
 
@@ -94,7 +97,8 @@ class SshLink:
 
     async def start(self, command: str) -> Running:
         """Start a command line; see `Link.start`."""
-        return Channel(await self._open(command))
+        process, connection = await self._open(command)
+        return Channel(process, connection)
 
     async def _open(
         self,
@@ -102,13 +106,13 @@ class SshLink:
         *,
         term: str | None = None,
         size: tuple[int, int, int, int] | None = None,
-    ) -> asyncssh.SSHClientProcess[bytes]:
+    ) -> tuple[asyncssh.SSHClientProcess[bytes], asyncssh.SSHClientConnection]:
         end = asyncio.get_running_loop().time() + _OPEN_S
         while True:
             connection = await self._connected()
             try:
                 async with asyncio.timeout(_OPEN_S):
-                    return await connection.create_process(
+                    process = await connection.create_process(
                         command,
                         encoding=None,
                         window=_WINDOW_BY,
@@ -126,11 +130,15 @@ class SshLink:
                 raise ServerLost(f"{self.access.address} did not begin a command within {_OPEN_S:g} s.") from e
             except (asyncssh.Error, OSError) as e:
                 raise lost(self.access.address) from e
+            else:
+                return process, connection
 
     async def terminal(self, command: str) -> int:
         """Run a command line on this process's terminal; see `Link.terminal`."""
         fd = terminal.need_terminal()
-        process = await self._open(command, term=os.environ.get("TERM") or "xterm", size=terminal.size(fd))
+        process, connection = await self._open(
+            command, term=os.environ.get("TERM") or "xterm", size=terminal.size(fd)
+        )
         loop = asyncio.get_running_loop()
 
         def resized() -> None:
@@ -140,7 +148,7 @@ class SshLink:
             with terminal.kept(fd, raw=True), terminal.driven(loop, fd, process.stdin.write, resized):
                 while data := await _read(process.stdout, BLOCK_BY):
                     await asyncio.to_thread(terminal.show, data)
-                rc = await Channel(process).wait()
+                rc = await Channel(process, connection).wait()
         finally:
             process.close()
         if rc is None:

@@ -147,7 +147,7 @@ async def _connect(
             )
     except (OSError, asyncssh.Error, ValueError) as e:
         # A server with other kinds of keys than the known ones says so, or just hangs up.
-        if isinstance(e, asyncssh.KeyExchangeFailed | asyncssh.ConnectionLost) and way.known:
+        if isinstance(e, asyncssh.KeyExchangeFailed | asyncssh.ConnectionLost | ConnectionResetError) and way.known:
             await _ask_key(way, tunnel)
             if way.offered is not None and way.offered not in way.known:
                 e = asyncssh.HostKeyNotVerifiable("Host key is not trusted")
