@@ -21,11 +21,11 @@ BASE = "ekvi-test/training:1"
 ENDED = {"SUCCEEDED", "FAILED", "CANCELLED", "TIMEOUT", "STALLED", "NODE_FAIL", "PREEMPTED"}
 
 
-def eventually(what: Callable[[], T | None], seconds: float, why: str) -> T:
+def eventually(what: Callable[[], T | None], seconds: float, why: str | Callable[[], str]) -> T:
     """The first true value of `what()`; AssertionError that says `why` after `seconds`."""
     end = time.monotonic() + seconds
     while not (found := what()):
-        assert time.monotonic() < end, f"after {seconds:g} s: {why}"
+        assert time.monotonic() < end, f"after {seconds:g} s: {why if isinstance(why, str) else why()}"
         time.sleep(0.05)
     return found
 

@@ -79,9 +79,9 @@ class Printing:
             },
         )  # fmt: skip
         self.cockpit = user.start("run", "--profile", "lines")
-        meta = eventually(lambda: next(iter(user.metas()), None), 20, user.said())
+        meta = eventually(lambda: next(iter(user.metas()), None), 20, user.said)
         self.run = str(meta["id"])
-        self.spool = eventually(lambda: spool(machine, self.run), 20, user.said())
+        self.spool = eventually(lambda: spool(machine, self.run), 20, user.said)
 
     @property
     def mirror(self) -> Path:
@@ -105,7 +105,7 @@ class Printing:
         """Wait until something of the next burst arrived."""
         size = self.mirrored()
         self.burst()
-        eventually(lambda: self.mirrored() > size, 60, f"nothing arrives: {self.user.said()}")
+        eventually(lambda: self.mirrored() > size, 60, self.user.said)
 
     def kill_and_attach(self) -> None:
         """Kill the cockpit in the middle of a burst, and attach a new one."""

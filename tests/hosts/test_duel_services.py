@@ -27,7 +27,7 @@ def test_lost_then_the_truth(someone: User, machines: Machines) -> None:
     gate = rocm.home / "gate"
     gate.mkdir()
     gate.chmod(0o777)
-    program = f"echo before; while [ ! -e /gate/open ]; do sleep 0.1; done; echo after; echo x >$EKVI_OUT/x; exit 7"
+    program = "echo before; while [ ! -e /gate/open ]; do sleep 0.1; done; echo after; echo x >$EKVI_OUT/x; exit 7"
     someone.write_profile(
         "waits",
         {
@@ -46,13 +46,13 @@ def test_lost_then_the_truth(someone: User, machines: Machines) -> None:
         },
     )  # fmt: skip
     cockpit = someone.start("run", "--profile", "waits")
-    meta = eventually(lambda: next(iter(someone.metas()), None), 20, someone.said())
+    meta = eventually(lambda: next(iter(someone.metas()), None), 20, someone.said)
     run = str(meta["id"])
     log = someone.runs / run / "stdout.log"
-    eventually(lambda: log.exists() and b"before" in log.read_bytes(), 30, someone.said())
+    eventually(lambda: log.exists() and b"before" in log.read_bytes(), 30, someone.said)
     rocm.stop_dockerd(crash=True)
     rocm.kill_sshd()
-    eventually(lambda: "LOST" in someone.states(run), 30, f"never lost: {someone.said()}")
+    eventually(lambda: "LOST" in someone.states(run), 30, someone.said)
     (gate / "open").touch()  # it ends while nobody can see it
     assert cockpit.poll() is None, someone.said()
     rocm.start_sshd()
