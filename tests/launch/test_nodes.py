@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cockpit.core.errors import LaunchRefused
-from cockpit.core.records import Access, QueuePlan, RunPlan, ServerSpec, StagePlan
-from cockpit.launch import queue
+from cockpit.core.records import Access, GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
+from cockpit.launch import queue, render
 
 NODES = ("ann@alpha", "beta")
 SERVER = ServerSpec(name="pair", address=NODES[0], nodes=NODES, master_port=30000, python="/opt/python")
@@ -105,3 +112,38 @@ def test_one_slot_is_not_for_servers_of_other_nodes() -> None:
     runs = (RUN, replace(RUN, run="g.single.r1", server="single"))
     with pytest.raises(LaunchRefused, match="servers pair and single share the slot"):
         queue(replace(PLAN, runs=runs), {"pair": SERVER, "single": single}, code="", token="ab" * 16)
+
+
+SSH = """#!/bin/sh
+printf '%s\\n' "$*" >> "$STUBS/argv"
+for last; do before=$now; now=$last; done
+unset XDG_STATE_HOME; export HOME="$STUBS/$before"; mkdir -p "$HOME"
+exec sh -c "$last"
+"""
+
+
+def test_the_dry_run_gives_every_node_its_queue_and_one_word_that_stands_in_no_argument(tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    command = replace(RUN, stages=(StagePlan(stage="train", argv=("./go",)),))
+    server = replace(SERVER, python="/bin/true")
+    group = GroupPlan(
+        group="g", profile="p", overrides=(), servers={"pair": server}, queues=(replace(PLAN, runs=(command,)),)
+    )
+    script = render(group, agent="a" * 64, code="c" * 64, masters={"k": "10.0.0.1"})
+    script = script.replace(f"{shlex.quote(sys.executable)} -m cockpit.telemetry ", "printf ")
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STUBS": str(tmp_path)}
+    done = subprocess.run(["sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    tokens = set()
+    for node, address in enumerate(NODES):
+        (path,) = (tmp_path / address).rglob("queue.json")
+        found = json.loads(path.read_text())
+        token = found["peers"]["token"]
+        expected = queue(replace(PLAN, runs=(command,)), {"pair": server}, code="c" * 64, node=node, token=token,
+                         master="10.0.0.1")  # fmt: skip
+        assert found == expected
+        tokens.add(token)
+    (token,) = tokens
+    assert re.fullmatch("[0-9a-f]{32}", token)
+    assert token not in (tmp_path / "argv").read_text()
