@@ -48,18 +48,19 @@ def _remove(path: str) -> List[Tuple[str, str]]:
     """What stays and why. What is needed to try again goes only after all else has gone."""
     failed: List[Tuple[str, str]] = []
 
-    def note(_: Any, name: str, info: Any) -> None:
-        failed.append((name, info[1].strerror or str(info[1])))
+    def note(error: OSError) -> None:
+        failed.append((str(error.filename), error.strerror or str(error)))
 
-    for folder, folders, names in os.walk(path, onerror=lambda e: note(None, e.filename, (None, e, None))):
-        for name in [*names, *(name for name in folders if os.path.islink(os.path.join(folder, name)))]:
+    for folder, folders, names in os.walk(path, onerror=note):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in [*names, *links]:
             if not _KEPT.fullmatch(name):
                 try:
                     os.unlink(os.path.join(folder, name))
                 except OSError as error:
-                    note(None, os.path.join(folder, name), (None, error, None))
+                    note(error)
     if not failed:
-        shutil.rmtree(path, onerror=note)
+        shutil.rmtree(path, onerror=lambda _, name, info: failed.append((name, str(info[1]))))
     return failed
 
 

@@ -19,8 +19,10 @@ from .files import Log
 from .queuefile import Queue, RunSpec, Stage
 
 ANYONE = 0o666  # a container may run as any user; the folders above are 0700
+ENDED_BY_ENGINE = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 255)  # 255: nobody saw how
 STOP_MARGIN_S = 15.0  # beyond the container's own grace, before the agent stops being patient with the engine
 TIDY_S = 90.0
+SAME_S = 10.0  # how far the engine's clock and the kernel's may differ over when a process started
 
 
 class Contained:
@@ -132,7 +134,12 @@ class Contained:
     def processes(self) -> list[procs.Process]:
         """What lives in the container, as far as this machine's process list shows it."""
         fields = self.fields()
-        return procs.family(fields["pid"]) if fields is not None and fields["pid"] else []
+        if fields is None or fields["pid"] is None or fields["started"] is None:
+            return []
+        began = procs.began(fields["pid"])
+        if began is None or abs(began - fields["started"]) > SAME_S:
+            return []  # an engine elsewhere, whose numbers mean nothing here
+        return procs.family(fields["pid"])
 
     # --- nothing stays
 
@@ -180,7 +187,9 @@ def _how(rec: dict[str, Any], fields: dict[str, Any]) -> str:
     if rec["exit_code"] in (126, 127):
         what = "cannot be executed" if rec["exit_code"] == 126 else "was not found"
         return "exited with code %d: a command %s in the container" % (rec["exit_code"], what)
+    if fields["aways"] and fields["exit_code"] in ENDED_BY_ENGINE:
+        code = fields["exit_code"]
+        return "ended with code %d while its engine restarted, which ends containers without live-restore" % code
     if rec["signal"] == signal.SIGKILL:
-        hint = "; the engine restarted meanwhile, and ends its containers then" if fields["aways"] else ""
-        return "was ended by signal 9 (SIGKILL), not by the cockpit and not for lack of memory%s" % hint
+        return "was ended by signal 9 (SIGKILL), not by the cockpit and not for lack of memory"
     return procs.how_it_ended(rec["exit_code"], rec["signal"])

@@ -15,7 +15,9 @@ from .queuefile import Queue, RunSpec, Stage
 LOOK_S = 30.0
 _ABSENT = re.compile(r"no such (container|object)", re.IGNORECASE)
 _HOPELESS = re.compile(r"permission denied|not permitted", re.IGNORECASE)
-_TROUBLE = re.compile(r"cannot connect|error during connect|connection (reset|refused)|\bEOF\b|broken pipe", re.IGNORECASE)
+_TROUBLE = re.compile(
+    r"cannot connect|error during connect|connection (reset|refused)|\bEOF\b|broken pipe", re.IGNORECASE
+)
 _NOISE = re.compile(r"Run '|See '|WARNING|Error: failed to start containers|time=")
 _PREFIX = re.compile(r"^(docker: |Error: |Error response from daemon: )+")
 

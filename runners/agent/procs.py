@@ -58,6 +58,17 @@ def of_run(pgid: int | None, since_ticks: int | None, out_dir: str, proc: str = 
     return found
 
 
+def began(pid: int, proc: str = PROC) -> float | None:
+    """When a process started, in seconds since the epoch; None where it is gone or the system does not say."""
+    p = inspect(pid, proc)
+    try:
+        with open(proc + "/stat") as f:
+            booted = next(float(line.split()[1]) for line in f if line.startswith("btime "))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+    return booted + p.started / os.sysconf("SC_CLK_TCK") if p is not None else None
+
+
 def family(pid: int, proc: str = PROC) -> list[Process]:
     """A process and all that descend from it; of a container's main process that is all that runs in it."""
     children: dict[int, list[int]] = {}
