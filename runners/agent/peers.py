@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import selectors
 import socket
@@ -178,10 +179,8 @@ class Wire(threading.Thread):
         try:
             self._listener = _listener(self.peers.address, self.peers.port)
         except OSError as error:
-            self.problem = "port %d of this node cannot be listened on (%s)" % (
-                self.peers.port,
-                error.strerror or error,
-            )
+            why = os.strerror(error.errno) if error.errno else str(error)
+            self.problem = "port %d of this node cannot be listened on (%s)" % (self.peers.port, why)
             return
         self.problem = None
         self._listener.setblocking(False)

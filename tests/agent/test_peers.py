@@ -302,6 +302,43 @@ def test_a_run_stalls_only_where_no_node_prints(nodes: Nodes) -> None:
     assert "stage train printed nothing for 1.5 s" in nodes.reason(0)
 
 
+def test_a_leader_whose_port_is_taken_says_so_and_goes_on_when_it_is_free(nodes: Nodes) -> None:
+    a, b = nodes.queue(["r1"]).desks
+    nodes.open("go.train")
+    with socket.create_server(("127.0.0.1", nodes.port)):
+        agents = [desk.work_here() for desk in (a, b)]
+        said = f"waits: port {nodes.port} of this node cannot be listened on (Address already in use)"
+        until(lambda: a.states("r1") and a.last("r1")["reason"] == said, f"it says so: {a.states('r1')}")
+    for desk, agent in zip((a, b), agents, strict=True):
+        desk.finish(agent)
+    assert a.last("r1")["state"] == "SUCCEEDED"
+
+
+def test_a_node_whose_slot_is_taken_keeps_no_other_from_the_leaders(nodes: Nodes, tmp_path: Path) -> None:
+    """A plain queue trains on b; one on a, which came later than the nodes' group, still has its turn."""
+    plain = []
+    for name in NAMES:
+        desk = Desk(nodes.folder / name)
+        desk.q = desk.work / "groups" / "plain.k1"
+        desk.queue({"p": [python("train", WORK, str(nodes.gates), env={"NODE": f"plain-{name}"})]}, group="plain")
+        plain.append(desk)
+    a, b = nodes.queue(["r1"]).desks
+    on_a, on_b = plain
+    agents = [(on_b, on_b.work_here())]
+    on_b.wait_state("p", "RUNNING")
+    agents += [(desk, desk.work_here()) for desk in (a, b)]
+    said = "waits for node b: waits for slot default, held by run p of group plain"
+    until(lambda: a.states("r1") and a.last("r1")["reason"] == said, f"a says who holds it: {a.states('r1')}")
+    nodes.open("go.train.plain-a")
+    agents.append((on_a, on_a.work_here()))
+    assert on_a.wait_ended("p")["state"] == "SUCCEEDED"
+    assert nodes.began() == set()
+    nodes.open("go.train")
+    for desk, agent in agents:
+        desk.finish(agent)
+    assert a.last("r1")["state"] == "SUCCEEDED"
+
+
 def _succeeded(desk: Desk) -> bool:
     return "SUCCEEDED" in desk.names("r1")
 
