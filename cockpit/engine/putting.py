@@ -40,6 +40,7 @@ class _Queue:
     secrets: dict[str, bytes] = field(default_factory=dict)
     handle: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    documents: list[dict[str, Any]] = field(default_factory=list)  # queue.json of each node
     error: CockpitError | None = None
 
 
@@ -146,8 +147,29 @@ class _Launch:
         queue.secrets = secrets_of(servers)
         for server in servers:
             queue.files.update(await asyncio.to_thread(self._packing.pack, server))
-        queue.handle, known = await asyncio.gather(self._handle(queue), self._facts(queue))
-        queue.facts = known
+        queue.handle, queue.facts = await asyncio.gather(self._handle(queue), self._facts(queue))
+        await self._render(queue)
+
+    async def _render(self, queue: _Queue) -> None:
+        """What each machine is told to do; with several nodes they get one token, which is written nowhere else."""
+        from cockpit import launch
+
+        several = len(queue.hosts) > 1
+        server = self._group.servers[queue.plan.runs[0].server]
+        token = secrets.token_hex(_TOKEN_BY) if several else None
+        master = server.master_addr or await queue.hosts[0].network_name() if several else None
+        queue.documents = [
+            launch.queue(
+                queue.plan,
+                self._checked.servers(node),
+                code=self._packages.code.sha256,
+                files={local: a.there for local, a in queue.files.items()},
+                node=node,
+                token=token,
+                master=master,
+            )
+            for node in range(len(queue.hosts))
+        ]
 
     async def _handle(self, queue: _Queue) -> dict[str, Any]:
         """Where a queue is, in the group's file: what `attach` needs to find it again."""
@@ -197,20 +219,20 @@ class _Launch:
         return {"refused": found} if found else {}
 
     def _more(self, run: RunPlan, queue: _Queue) -> None:
-        """What one run's record has beside what its queue shares: the container's image, and the nodes."""
+        """What one run's record has beside what its queue shares: the words, the image and the nodes that make it."""
         from cockpit import launch
 
-        run_dir, changes = self._store.run_dir(run.run), {}
+        (entry,) = (r for r in queue.documents[0]["runs"] if r["run"] == run.run)
+        provenance = {**queue.facts, "stages": [{"stage": s["stage"], "argv": s["argv"]} for s in entry["stages"]]}
         facts = self._group.servers[run.server].container
         if run.launcher == "container" and facts is not None:
             image = launch.image(run.launch, self._group.servers[run.server].vendor)
             told = {"engine": facts.engine, "version": facts.version, "image": image}
-            told |= {"image_id": facts.image_id, "digest": facts.digest}
-            changes["provenance"] = {**queue.facts, "container": told}
+            provenance["container"] = {**told, "image_id": facts.image_id, "digest": facts.digest}
+        changes: dict[str, Any] = {"provenance": provenance}
         if "nodes" in queue.handle:
             changes["handle"] = {"queue": queue.plan.key, "nodes": queue.handle["nodes"]}
-        if changes:
-            run_dir.update_meta(**changes)
+        self._store.run_dir(run.run).update_meta(**changes)
 
     def _not_launched(self, runs: Sequence[RunPlan]) -> None:
         """No agent took these runs: they will not run, and have nothing to bring home."""
@@ -236,11 +258,7 @@ class _Launch:
     async def _put(self, queue: _Queue) -> None:
         from cockpit.telemetry import deploy
 
-        several = len(queue.hosts) > 1
-        server = self._group.servers[queue.plan.runs[0].server]
-        token = secrets.token_hex(_TOKEN_BY) if several else None
-        master = server.master_addr or await queue.hosts[0].network_name() if several else None
-        await self._all_nodes(queue, [self._deploy(queue, i, token, master) for i in range(len(queue.hosts))])
+        await self._all_nodes(queue, [self._deploy(queue, node) for node in range(len(queue.hosts))])
         reason = f"in queue {queue.plan.key}"
         try:
             for node, host in zip(_nodes(queue), queue.hosts, strict=True):
@@ -261,40 +279,21 @@ class _Launch:
             await self._leave_nothing(queue)
             raise
 
-    async def _deploy(self, queue: _Queue, index: int, token: str | None, master: str | None) -> None:
-        from cockpit import launch
+    async def _deploy(self, queue: _Queue, index: int) -> None:
         from cockpit.telemetry import deploy
 
         node, host = _nodes(queue)[index], queue.hosts[index]
-        document = launch.queue(
-            queue.plan,
-            self._checked.servers(index),
-            code=self._packages.code.sha256,
-            files={local: a.there for local, a in queue.files.items()},
-            node=index,
-            token=token,
-            master=master,
-        )
-        if index == 0:
-            await asyncio.to_thread(self._rendered, document)
         await deploy.deploy(
             host,
             node["workdir"],
             node["path"],
-            document,
+            queue.documents[index],
             {r.run: dict(r.config) for r in queue.plan.runs},
             self._packages.agent,
             self._packages.code,
             files={a.sha256: a.path for a in archives(queue.files)},
             secrets=queue.secrets,
         )
-
-    def _rendered(self, document: Mapping[str, Any]) -> None:
-        """Keep the words that each stage is started with, every flag among them, with the run that they make."""
-        for entry in document["runs"]:
-            run_dir = self._store.run_dir(entry["run"])
-            stages = [{"stage": stage["stage"], "argv": list(stage["argv"])} for stage in entry["stages"]]
-            run_dir.update_meta(provenance={**run_dir.meta()["provenance"], "stages": stages})
 
     async def _leave_nothing(self, queue: _Queue) -> None:
         """Take away what was put on the machines of a queue that will not run, its secrets above all."""
