@@ -445,17 +445,22 @@ class QueueFollow:
                 observer.note("warning", f"{node.path} stays on {node.host.name}: not all of it is home.")
                 continue
             try:
-                await asyncio.wait_for(clean_queue(node.host, node.path), _STEP_TIMEOUT_S)
+                await asyncio.wait_for(clean_queue(node.host, node.path, led=node.index > 0), _STEP_TIMEOUT_S)
             except (ServerError, TimeoutError) as error:
                 why = str(error) or "its agent still lives"
                 observer.note("warning", f"{node.path} stays on {node.host.name}: {why}")
 
 
-async def clean_queue(host: Host, path: str) -> None:
-    """Wait until the queue's agent has left, and take its folder off the server; goes on over a loss of the link."""
+async def clean_queue(host: Host, path: str, *, led: bool = False) -> None:
+    """Wait until the queue's agent has left, and take its folder off the server; goes on over a loss of the link.
+
+    An agent that is `led` by another node's may not know yet that all is over: it is told.
+    """
     from cockpit.telemetry import deploy
 
     async def once() -> None:
+        if led and await deploy.alive(host, path):
+            await deploy.stop(host, path)
         # another process lets go: there is no event to wait on
         while await deploy.alive(host, path):  # noqa: ASYNC110
             await asyncio.sleep(_TIDY_RETRY_S)

@@ -95,6 +95,8 @@ class Nodes:
             if heard.at is None and (self.leads or not any(run.begun for run in self._runs)):
                 continue  # it never came
             patience = min(10.0, self.peers.silence_s) if self.leads else LINGER * self.peers.silence_s
+            if heard.at is None:
+                patience = self.peers.silence_s
             if not all(_entry(heard, run).get("done") for run in mine) and quiet_s < patience:
                 return False
         return True

@@ -56,6 +56,7 @@ class Worker:
         self.runs: list[RunWork] = []
         self.sampler: Sampler | None = None
         self._told_to_end = ""
+        self._stopped = False  # all of it, by a control file
         self._controls_at = 0.0
         self._slot: Slot | None = None  # taken, and lying idle until the cool-down is over
         self._slot_until = 0.0
@@ -163,7 +164,7 @@ class Worker:
         ended = flushed and all(run.phase == DONE for run in self.runs)
         if ended and self.nodes is not None:
             self.nodes.step(now)
-            return bool(self._told_to_end) or self.nodes.may_leave(now)
+            return bool(self._told_to_end) or self._stopped or self.nodes.may_leave(now)
         return ended
 
     def _wake(self) -> None:
@@ -185,6 +186,7 @@ class Worker:
             self._controls_at = now
             with contextlib.suppress(OSError):
                 names = os.listdir(self.queue.file("control"))
+        self._stopped = self._stopped or "stop" in names
         for run in self.runs:
             if asked or "stop" in names or "stop." + run.spec.run in names:
                 run.stop(states.CANCELLED, asked or "stopped by the user")

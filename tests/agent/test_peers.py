@@ -367,3 +367,17 @@ def test_groups_that_hold_each_others_slots_both_come_to_their_turn(tmp_path: Pa
         for group in groups:
             for desk in group.desks:
                 desk.close()
+
+
+def test_a_follower_that_is_done_waits_for_its_leader_until_it_is_told_to_stop(nodes: Nodes) -> None:
+    a, b = nodes.queue(["r1"]).desks
+    leader, follower = a.work_here(), b.work_here()
+    nodes.both_began()
+    a.kill_agent(leader)
+    nodes.open("go.train.b")
+    assert b.wait_ended("r1")["state"] == "SUCCEEDED"
+    assert b.call("status", str(b.q)).returncode == 0
+    assert is_locked(str(b.q / "agent.lock"))
+    assert b.call("stop", str(b.q)).returncode == 0
+    assert json.loads(b.call("status", str(b.q)).stdout)["runs"][0]["state"] == "SUCCEEDED"
+    b.finish(follower)
