@@ -46,6 +46,7 @@ WAKE_S = 1.0
 START_TRIES = 5
 HOLD_S = 3600.0
 NOT_MADE = 125
+NEW = ("created", "configured", "initialized")
 
 
 def main(words: Optional[Sequence[str]] = None) -> int:
@@ -129,8 +130,12 @@ class Minder:
             return self._fail("there is a container %s already that is not this run's" % self.name)
         if self.fields["id"] != seen.id:
             self._note(id=seen.id, image_id=seen.image_id, memory_by=seen.memory_by)
-        if seen.status in ("created", "configured", "initialized"):
-            return self._start(seen)
+        if seen.status in NEW and self.fields["started"] is not None:
+            self._remove()  # it ran, and must not train a second time
+            self._note(error="its engine restarted and lost it, as engines do without live-restore", exit_code=None)
+            return NOT_MADE
+        if seen.status in NEW:
+            return self._start()
         if seen.status in ("exited", "dead", "stopped"):
             return self._settle(seen)
         if seen.status == "removing":
@@ -155,7 +160,7 @@ class Minder:
             return None
         return self._fail("the container could not be made: %s" % answer.why)
 
-    def _start(self, seen: Seen) -> Optional[int]:
+    def _start(self) -> Optional[int]:
         if self.stopping:
             self.engine.remove(self.name)
             return self._fail("the stage was stopped before its container was started")
@@ -164,7 +169,7 @@ class Minder:
         if answer.rc == 0:
             return None
         now = self.engine.look(self.name)
-        if now is None or now.status not in ("created", "configured", "initialized"):
+        if now is None or now.status not in NEW:
             return None
         if answer.engine_failed and self._tries < START_TRIES and not self.stopping:
             self._pause(RETRY_S)  # it was the engine that failed, not the container

@@ -108,8 +108,9 @@ class Engine:
                 return None
             raise EngineAway(answer.why, hopeless=bool(_HOPELESS.search(answer.err)))
         try:
-            return _seen(json.loads(answer.out))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            said = json.loads(answer.out)
+            return _seen(said[0] if isinstance(said, list) else said)  # podman 4 prints a list for `json .`
+        except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
             raise EngineAway("%s says what is no container: %s" % (self.words[0], error)) from error
 
     def ids(self, labels: Dict[str, str], running: bool = False) -> Tuple[str, ...]:

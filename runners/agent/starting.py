@@ -27,7 +27,8 @@ def make_ready(queue: Queue, spec: RunSpec, spool: str) -> None:
         _link(os.path.join(run_dir, path), queue.expand(target, spec.run))
     if spec.contained:  # it may run as any user; the folders above are ours alone
         for folder in (queue.work, queue.path):
-            os.chmod(folder, 0o700)
+            with contextlib.suppress(PermissionError):  # a work folder that an administrator made
+                os.chmod(folder, 0o700)
         for path, mode in ((run_dir, OPEN_DIR), (out, SHARED_DIR), (cache, SHARED_DIR)):
             with contextlib.suppress(PermissionError):  # not ours, so a container has it already
                 os.chmod(path, mode)
