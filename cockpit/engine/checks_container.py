@@ -12,10 +12,12 @@ from cockpit.engine.findings import Finding, fail, ok, warn
 from cockpit.engine.imagecommand import refusal, registry_of
 from cockpit.engine.registry import login_for
 from cockpit.hosts import LocalHost
+from cockpit.hosts.base import ServerTimeout
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Completed, Host
 
+_REGISTRY_S = 15.0
 _ROOM_BY = 30 << 30  # what a training image and its unpacking take
 
 # Names of the registries that an engine's login files know; never what stands beside a name.
@@ -97,9 +99,13 @@ async def _obtainable(host: Host, name: str, launch: Mapping[str, Any], engine: 
     login = ok("registry", f"{'a login' if known else 'no login'} for {registry} on {host.name}")
     if engine != "docker":  # podman 4 looks at manifest lists alone
         return [login, ok("image", f"{name} is pulled when the run starts")]
-    done = await host.run([engine, "manifest", "inspect", name], timeout=30.0)
-    if done.rc != 0 and b"HTTP response to HTTPS" in done.stderr:
-        done = await host.run([engine, "manifest", "inspect", "--insecure", name], timeout=30.0)
+    try:
+        done = await host.run([engine, "manifest", "inspect", name], timeout=_REGISTRY_S)
+        if done.rc != 0 and b"HTTP response to HTTPS" in done.stderr:
+            done = await host.run([engine, "manifest", "inspect", "--insecure", name], timeout=_REGISTRY_S)
+    except ServerTimeout:
+        text = f"{name} is not there, and {registry} did not answer {host.name} within {_REGISTRY_S:.0f} s."
+        return [login, fail("image", text, "Let the server reach it, or send the image: launcher.send_from=local.")]
     if done.rc == 0:
         return [login, ok("image", f"{name} is in {registry} and is pulled when the run starts")]
     return [login, _refused(host, engine, name, done, known=known)]
