@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.hosts.machines import HOME, Machine, Machines
+from tests.hosts.machines import HOME, Machine, Machines, Many
 
 T = TypeVar("T")
 BASE = "ekvi-test/training:1"
@@ -174,6 +174,19 @@ def duel_profile(**changes: Any) -> dict[str, Any]:
     return {**profile, **changes}
 
 
-def work_folder(name: str) -> str:
-    """A path in the test user's home, as its machine knows it."""
-    return str(HOME / name)
+def twenty_profile(many: Many) -> dict[str, Any]:
+    """A run on each of many servers, which says where it is and waits until there is a file `gate` at home."""
+    program = f"echo on $WHERE; while [ ! -e {HOME}/gate ]; do sleep 0.2; done; echo done"
+    return {
+        "defaults": [
+            {"model": "tiny"}, {"data": "synthetic"}, {"training": "cpu"}, {"launcher": "process"},
+            {"theme": "nord"}, {"pricing": "none"}, "_self_",
+        ],
+        "stage": "train",
+        "repeats": 1,
+        "runner": {"name": "command", "argv": ["sh", "-c", program]},
+        "servers": {
+            name: {"address": name, "training": "cpu", "workdir": str(HOME / name), "env": {"WHERE": address}}
+            for name, address in zip(many.names, many.addresses, strict=True)
+        },
+    }  # fmt: skip
