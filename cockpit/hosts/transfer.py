@@ -30,6 +30,7 @@ class Transfer(ABC):
     ) -> None:
         self.path = str(source)
         self.done = 0  # bytes
+        self._size = 0  # of the source when the copy began: one that grows for ever has an end so
         self._target = target
         self._max_by = max_by
         self._mode = mode
@@ -78,6 +79,7 @@ class Transfer(ABC):
                     os.fchmod(self._sink.fileno(), self._mode)
             except OSError as e:
                 raise self.unwritable(e) from e
+            self._size = info.st_size
             return info.st_size
 
     def _sweep(self) -> None:
@@ -93,7 +95,7 @@ class Transfer(ABC):
             if self._source is None or self._sink is None:
                 return 0
             try:
-                block = self._source.read(limit)
+                block = self._source.read(min(limit, self._size - self.done))
             except OSError as e:
                 raise self.unreadable(f"cannot be read: {e.strerror}") from e
             self._digest.update(block)
