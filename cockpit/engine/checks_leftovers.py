@@ -79,7 +79,8 @@ def _queue(queue: Mapping[str, Any], agent: list[str]) -> Finding:
     what = f"group {group}, {age(queue.get('age_s'))}, {size(by if isinstance(by, int) else None)}"
     clean = shlex.join([*agent, "clean", path])
     if queue.get("alive"):
-        now = f", trains {queue['running']}" if queue.get("running") else ""
+        running = queue.get("running")
+        now = f", trains {', '.join(map(str, running))}" if isinstance(running, list) and running else ""
         to_go = f"{len(left)} of {len(runs)} runs to go"
         return ok("agents", f"{what}: an agent works it (pid {queue.get('pid')}{now}, {to_go})")
     if left:
