@@ -22,7 +22,6 @@ ANYONE = 0o666  # a container may run as any user; the folders above are 0700
 ENDED_BY_ENGINE = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 255)  # 255: nobody saw how
 STOP_MARGIN_S = 15.0  # beyond the container's own grace, before the agent stops being patient with the engine
 TIDY_S = 90.0
-SAME_S = 10.0  # how far the engine's clock and the kernel's may differ over when a process started
 
 
 class Contained:
@@ -134,12 +133,7 @@ class Contained:
     def processes(self) -> list[procs.Process]:
         """What lives in the container, as far as this machine's process list shows it."""
         fields = self.fields()
-        if fields is None or fields["pid"] is None or fields["started"] is None:
-            return []
-        began = procs.began(fields["pid"])
-        if began is None or abs(began - fields["started"]) > SAME_S:
-            return []  # an engine elsewhere, whose numbers mean nothing here
-        return procs.family(fields["pid"])
+        return procs.of_container(fields["id"]) if fields is not None and fields["id"] else []
 
     # --- nothing stays
 
@@ -159,6 +153,10 @@ class Contained:
         assert self._tidy.stdout is not None
         with self._tidy.stdout as pipe:
             self._hear(pipe.read())
+        left = self.processes()  # of an engine that lost its container, or does not answer
+        if left:
+            procs.kill(left)
+            self.log.say("run %s: killed what its container left: %s" % (self.spec.run, [p.pid for p in left]))
         self._tidied = True
         return True
 

@@ -58,33 +58,19 @@ def of_run(pgid: int | None, since_ticks: int | None, out_dir: str, proc: str = 
     return found
 
 
-def began(pid: int, proc: str = PROC) -> float | None:
-    """When a process started, in seconds since the epoch; None where it is gone or the system does not say."""
-    p = inspect(pid, proc)
-    try:
-        with open(proc + "/stat") as f:
-            booted = next(float(line.split()[1]) for line in f if line.startswith("btime "))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
-    return booted + p.started / os.sysconf("SC_CLK_TCK") if p is not None else None
-
-
-def family(pid: int, proc: str = PROC) -> list[Process]:
-    """A process and all that descend from it; of a container's main process that is all that runs in it."""
-    children: dict[int, list[int]] = {}
+def of_container(container: str, proc: str = PROC) -> list[Process]:
+    """What lives in a container, by its id in the processes' control groups; empty where the system has none."""
+    found = []
     try:
         pids = [int(name) for name in os.listdir(proc) if name.isdigit()]
     except OSError:
         return []
-    for child in pids:
-        with contextlib.suppress(OSError, IndexError, ValueError), open("%s/%d/stat" % (proc, child), "rb") as f:
-            children.setdefault(int(f.read().rpartition(b")")[2].split()[1]), []).append(child)
-    found, todo = [], [pid]
-    while todo:
-        p = inspect(todo.pop(), proc)
-        if p is not None and p.state not in "ZX":
-            found.append(p)
-            todo.extend(children.get(p.pid, []))
+    for pid in pids:
+        with contextlib.suppress(OSError), open("%s/%d/cgroup" % (proc, pid), "rb") as f:
+            if container.encode() in f.read():
+                p = inspect(pid, proc)
+                if p is not None and p.state not in "ZX":
+                    found.append(p)
     return found
 
 

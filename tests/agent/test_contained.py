@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runners.agent import engine, procs
 from runners.agent.engine import Answer
-from tests.agent.support import Desk, python, stage, until
+from tests.agent.support import Desk, python, stage
 
 # Hangs, with a child of its own, at the commands that it is told to hang at.
 HANGS = """
@@ -75,18 +74,13 @@ def test_an_engine_that_is_not_there_is_one_sentence(desk: Desk) -> None:
     assert reason in desk.last("a")["reason"]
 
 
-def test_a_process_and_its_descendants_are_a_family() -> None:
-    code = "import os, time\nfor _ in range(2):\n    if os.fork(): break\ntime.sleep(60)"
-    began = time.time()
-    with subprocess.Popen([sys.executable, "-S", "-c", code]) as parent:
-        try:
-            until(lambda: len(procs.family(parent.pid)) == 3, "two descendants")
-            assert abs((procs.began(parent.pid) or 0.0) - began) < 5
-        finally:
-            for p in procs.family(parent.pid):
-                procs.kill([p])
-    until(lambda: not procs.family(parent.pid), "they are gone")
-    assert procs.began(parent.pid) is None
+def test_a_containers_processes_are_known_by_their_control_group(tmp_path: Path) -> None:
+    made = "0123456789abcdef" * 4
+    for pid, group in ((7, f"0::/docker/{made}"), (8, "0::/user.slice"), (9, f"4:memory:/x/libpod-{made}/sub")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cgroup").write_text(group + "\n")
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (python3) S 1 {pid} {pid} 0 -1" + " 0" * 40)
+    assert sorted(p.pid for p in procs.of_container(made, str(tmp_path))) == [7, 9]
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def test_silence_is_a_stall(dock: Dock) -> None:
     dock.work_to_end()
     assert dock.last("a")["state"] == "STALLED"
     assert "the last line was: last words" in dock.last("a")["reason"]
+    assert any("(sleep)" in where for where in dock.last("a")["data"]["wchan"].values())
 
 
 def test_nothing_but_its_own_containers_is_removed(dock: Dock) -> None:
