@@ -11,7 +11,7 @@ from cockpit.core.events import State
 from cockpit.core.records import Access
 from cockpit.core.text import size
 from cockpit.engine.fetch import Left, Source, Wanted, fetch
-from cockpit.engine.queue_follow import clean_queue, nodes_of
+from cockpit.engine.queue_node import clean_queue, nodes_of
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host

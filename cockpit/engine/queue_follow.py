@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import Exit, ServerError
 from cockpit.core.events import Diagnostic, State, StateChange
@@ -18,11 +18,22 @@ from cockpit.core.records import Access, Limits
 from cockpit.core.text import size
 from cockpit.engine.fetch import Left, Source, Wanted
 from cockpit.engine.finish import finish_run
+from cockpit.engine.queue_node import (
+    BLOCK,
+    STEP_TIMEOUT_S,
+    Node,
+    clean_queue,
+    keep_agent,
+    nodes_of,
+    spool_size,
+    step,
+    take,
+    telemetry_size,
+    whole,
+)
 from cockpit.engine.reconnect import AWAY, Link, first_of
 from cockpit.hosts.backoff import Backoff
 from cockpit.hosts.base import FileTruncated, LoginRefused
-from cockpit.parse.states import parse_states
-from cockpit.store.records import access_of
 
 if TYPE_CHECKING:
     from cockpit.engine.apart import Apart
@@ -31,30 +42,8 @@ if TYPE_CHECKING:
     from cockpit.engine.patience import Patience
     from cockpit.hosts.base import Host
 
-_MOST_RESTARTS = 5  # of an agent that says nothing new in between
 _SILENCE_S = 4.0  # the agent writes telemetry twice a second while a run lives
-_TIDY_RETRY_S = 0.2
-_STEP_TIMEOUT_S = 60.0
 _NODE_WAIT_S = 30.0  # how long a run's end waits for a node that is away
-_BLOCK = 256 * 1024
-_T = TypeVar("_T")
-
-
-@dataclass(slots=True)
-class Node:
-    """One machine of a queue. `gone` are files that are not followed any more."""
-
-    index: int
-    host: Host
-    path: str
-    python: str
-    link: Link
-    cursors: dict[str, int] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-    heard: float = 0.0  # when the agent last wrote anything (loop time, s)
-    restarts: int = 0  # of the agent since it last told a state
-    out: bool = False  # it will not be asked again
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +109,7 @@ class QueueFollow:
         finally:
             for node in self._nodes:
                 with contextlib.suppress(ServerError, TimeoutError):
-                    await asyncio.wait_for(node.host.close(), _STEP_TIMEOUT_S)
+                    await asyncio.wait_for(node.host.close(), STEP_TIMEOUT_S)
 
     async def _trouble(self, error: ServerError | TimeoutError) -> None:
         self.exit_code = Exit.SERVER
@@ -162,7 +151,7 @@ class QueueFollow:
 
         for run in self._wishes:
             if not self.done():
-                await _step(deploy.stop(node.host, node.path, run))
+                await step(deploy.stop(node.host, node.path, run))
 
     # -- one machine
 
@@ -199,14 +188,14 @@ class QueueFollow:
 
     async def _answer(self, node: Node) -> bool:
         """Whether the queue is on the machine, which has answered by then."""
-        there = bool(await _step(node.host.read(f"{node.path}/queue.json", 0, 1)))
+        there = bool(await step(node.host.read(f"{node.path}/queue.json", 0, 1)))
         await node.link.here()
         return there
 
     async def _go(self, node: Node) -> None:
         self._set_cursors(node)
         await self._put_wishes(node)
-        await self._keep_agent(node)
+        await self._look_after(node)
         node.heard = asyncio.get_running_loop().time()
         await first_of(self._read(node), self._guard(node))
 
@@ -220,8 +209,8 @@ class QueueFollow:
             if node.index == 0:
                 follower.states_anew()
                 node.cursors[f"{base}/states.jsonl"] = 0
-            node.cursors[f"{base}/spool.log"] = _spool_size(follower, node.index)
-            node.cursors[f"{base}/telemetry.jsonl"] = _telemetry_size(follower, node.index)
+            node.cursors[f"{base}/spool.log"] = spool_size(follower, node.index)
+            node.cursors[f"{base}/telemetry.jsonl"] = telemetry_size(follower, node.index)
         for path in node.gone:
             node.cursors.pop(path, None)
 
@@ -230,7 +219,7 @@ class QueueFollow:
         for run in self._runs:
             follower = self._followers[run]
             if follower.state.state is State.LOST and not self._settled(run):
-                await follower.found(await _whole(node.host, f"{node.path}/runs/{run}/states.jsonl"), self._key)
+                await follower.found(await whole(node.host, f"{node.path}/runs/{run}/states.jsonl"), self._key)
 
     async def _read(self, node: Node) -> None:
         while not self.done():
@@ -274,7 +263,7 @@ class QueueFollow:
                 await self._too_much(node, run, name)
             if most > 0:
                 put = follower.output if name == "spool.log" else follower.telemetry
-                await _put(put, offset, data[:most], node.index)
+                await take(put, offset, data[:most], node.index)
 
     async def _too_much(self, node: Node, run: str, name: str) -> None:
         """The bound of what a server may send is reached: nothing more of this file is taken."""
@@ -315,7 +304,7 @@ class QueueFollow:
         for name in (*(("states.jsonl",) if states else ()), "spool.log", "telemetry.jsonl"):
             path = f"{base}/{name}"
             while (offset := node.cursors.get(path)) is not None and (
-                data := await _step(node.host.read(path, offset, _BLOCK))
+                data := await step(node.host.read(path, offset, BLOCK))
             ):
                 node.cursors[path] = offset + len(data)
                 await self._take(node, run, name, offset, data)
@@ -366,33 +355,12 @@ class QueueFollow:
             if silent < _SILENCE_S:
                 await asyncio.sleep(_SILENCE_S - silent)
             else:
-                await self._keep_agent(node)
+                await self._look_after(node)
                 node.heard = asyncio.get_running_loop().time()
 
-    async def _keep_agent(self, node: Node) -> None:
-        """Start the agent anew where it was killed; it finds its running process again."""
-        from cockpit.telemetry import deploy
-
-        if self.done() or await _step(deploy.alive(node.host, node.path)):
-            return
-        if await self._ended_there(node):  # asked when none lives, so that none can end in between
-            return
-        await _step(deploy.start(node.host, node.path, node.python))
-        node.restarts += 1
-        if node.restarts > _MOST_RESTARTS:
-            raise ServerError(
-                f"The agent of queue {self._key} on {node.host.name} ends again and again.",
-                hint=f"{node.path}/agent.log says why; what it started goes on.",
-            )
-        self._room.observer.note("warning", f"The agent of queue {self._key} did not live: started it again.")
-
-    async def _ended_there(self, node: Node) -> bool:
-        """Whether every run has ended on the server: then its agent has left because there is nothing left to do."""
-        for run in self._runs:
-            data = await _whole(node.host, f"{node.path}/runs/{run}/states.jsonl")
-            if not any(change.state.ended for change in parse_states(data)):
-                return False
-        return True
+    async def _look_after(self, node: Node) -> None:
+        if not self.done():
+            await keep_agent(node, self._key, self._runs, self._room.observer.note)
 
     # -- what is lost, and the end
 
@@ -407,7 +375,7 @@ class QueueFollow:
 
         node = self._nodes[0]
         with contextlib.suppress(ServerError, TimeoutError):  # of a launch that was killed; no reason to fail
-            async with asyncio.timeout(_STEP_TIMEOUT_S):
+            async with asyncio.timeout(STEP_TIMEOUT_S):
                 await node.host.workdir(layout.workdir_of(node.path))
                 await node.host.remove_tree(node.path)
         reason = "its queue is not on the server: it never got there, or was cleaned up"
@@ -445,54 +413,7 @@ class QueueFollow:
                 observer.note("warning", f"{node.path} stays on {node.host.name}: not all of it is home.")
                 continue
             try:
-                await asyncio.wait_for(clean_queue(node.host, node.path, led=node.index > 0), _STEP_TIMEOUT_S)
+                await asyncio.wait_for(clean_queue(node.host, node.path, led=node.index > 0), STEP_TIMEOUT_S)
             except (ServerError, TimeoutError) as error:
                 why = str(error) or "its agent still lives"
                 observer.note("warning", f"{node.path} stays on {node.host.name}: {why}")
-
-
-async def clean_queue(host: Host, path: str, *, led: bool = False) -> None:
-    """Wait until the queue's agent has left, and take its folder off the server; goes on over a loss of the link.
-
-    An agent that is `led` by another node's may not know yet that all is over: it is told.
-    """
-    from cockpit.telemetry import deploy
-
-    async def once() -> None:
-        if led and await deploy.alive(host, path):
-            await deploy.stop(host, path)
-        # another process lets go: there is no event to wait on
-        while await deploy.alive(host, path):  # noqa: ASYNC110
-            await asyncio.sleep(_TIDY_RETRY_S)
-        await deploy.clean(host, path)
-
-    await Link(host.name, lambda *_: None).keep(once)
-
-
-def nodes_of(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The machines of a queue in a group's file: path, python, workdir and how each is reached."""
-    nodes = [n for n in record.get("nodes") or () if "path" in n]
-    return nodes or [{**record, "access": access_of(record).to_json()}]
-
-
-async def _step(work: Awaitable[_T]) -> _T:
-    return await asyncio.wait_for(work, _STEP_TIMEOUT_S)
-
-
-async def _whole(host: Host, path: str) -> bytes:
-    data = b""
-    while more := await _step(host.read(path, len(data), _BLOCK)):
-        data += more
-    return data
-
-
-def _spool_size(follower: RunFollower, node: int) -> int:
-    return follower.dir.stdout_size_of(node) if node else follower.dir.stdout_size
-
-
-def _telemetry_size(follower: RunFollower, node: int) -> int:
-    return follower.dir.telemetry_size_of(node) if node else follower.dir.telemetry_size
-
-
-async def _put(put: Callable[..., Awaitable[None]], offset: int, data: bytes, node: int) -> None:
-    await (put(offset, data, node=node) if node else put(offset, data))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import ServerError
 from cockpit.core.records import Access
-from cockpit.engine.queue_follow import nodes_of
+from cockpit.engine.queue_node import nodes_of
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host
