@@ -41,13 +41,15 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 cd "$cwd" || exit 1
-# An engine's client does not end with its terminal, and a trap waits for it: another process sees that it does.
-[ -z "$engine" ] || (
-  trap '"$engine" rm -f "$name"' HUP
-  trap '' INT QUIT
-  while kill -0 $$; do sleep 1 & wait $!; done
-) </dev/null >/dev/null 2>&1 &
-"$@"
+# An engine's client does not end with its terminal, and a trap would wait for it: so this waits in a way that traps
+# interrupt. The client gets its keys through the terminal's raw mode, not as signals.
+if [ -n "$engine" ]; then
+  exec 3<&0
+  "$@" <&3 3<&- &
+  wait $!
+else
+  "$@"
+fi
 """
 # The shell that people want where an image has it; inside the image's own entry point, as a run is.
 _BEST = 'if command -v bash >/dev/null 2>&1; then exec bash; else exec "${0:-sh}"; fi'
