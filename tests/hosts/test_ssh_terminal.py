@@ -47,7 +47,7 @@ asyncio.run(main())
 _LOOKS = """
 import os, signal
 def show(*_):
-    print("%dx%d" % os.get_terminal_size(), flush=True)
+    os.write(1, b"%dx%d " % tuple(os.get_terminal_size()))
 signal.signal(signal.SIGWINCH, show)
 show()
 try:
