@@ -19,6 +19,7 @@ from typing import cast
 from cockpit.core.events import Event, Iteration
 from cockpit.parse.context import Context, Format
 from cockpit.parse.formats import arguments, errors, megatron, nemo, tags, torchtitan, wire
+from cockpit.parse.sieve import LEAST_BY, Sieve
 
 FORMATS: tuple[ModuleType, ...] = (
     wire,
@@ -54,6 +55,7 @@ class StreamParser:
         self._ctx = Context(seq_length=self._declared.sequence_length, global_batch=self._declared.global_batch)
         self._formats = tuple(cast(Format, module) for module in FORMATS)
         self._needles = [(needle, 1 << i) for i, f in enumerate(self._formats) for needle in f.NEEDLES]
+        self._sieve = Sieve([needle for needle, _ in self._needles])
         self._position: int | None = None  # where the next block begins
         self._line = 0  # offset of the line at hand
         self._rest = b""  # the piece at hand, as far as it came; cut at LONGEST_PIECE_BY
@@ -146,7 +148,11 @@ class StreamParser:
         """Pieces with a needle: start -> (end, start of its line or -1 where that is before `begin`, formats)."""
         found: dict[int, tuple[int, int, int]] = {}
         find, rfind = data.find, data.rfind
-        for needle, bit in self._needles:
+        needles = self._needles
+        if end - begin >= LEAST_BY:
+            possible = self._sieve.possible(data[begin:end])
+            needles = [n for n, may in zip(needles, possible, strict=True) if may]
+        for needle, bit in needles:
             at = find(needle, begin, end)
             while at >= 0:
                 newline = rfind(b"\n", begin, at)

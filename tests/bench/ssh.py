@@ -1,4 +1,4 @@
-"""Budgets over a real sshd: to the journal, fetch against scp, twenty servers. Needs root and tests/hosts/setup.sh."""
+"""Budgets over a real sshd: to the journal, fetch, twenty servers. Needs root and what the tests on hosts need."""
 
 from __future__ import annotations
 
