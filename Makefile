@@ -32,12 +32,13 @@ test: $(VENV)/.dev
 
 test-hosts: $(VENV)/.dev
 	tests/hosts/setup.sh
-	$(BIN)/python -m pytest -m "hosts" $(ARGS)
+	$(BIN)/python -m pytest -m "hosts and not soak" $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench $(ARGS)
 
 soak: $(VENV)/.dev
+	tests/hosts/setup.sh
 	$(BIN)/python -m pytest -m "soak" --timeout 7200 $(ARGS)
 
 check: $(VENV)/.dev
