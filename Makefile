@@ -8,7 +8,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check install -q -c constraints.txt
 ARGS   ?=
 TORCH_INDEX ?=
 
-.PHONY: run test test-hosts bench soak check clean
+.PHONY: run test test-hosts bench soak soak-hosts check clean
 .DEFAULT_GOAL := run
 
 $(BIN)/python:
@@ -38,8 +38,11 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench $(ARGS)
 
 soak: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "soak and not hosts" --timeout 7200 $(ARGS)
+
+soak-hosts: $(VENV)/.dev
 	tests/hosts/setup.sh
-	$(BIN)/python -m pytest -m "soak" --timeout 7200 $(ARGS)
+	$(BIN)/python -m pytest -m "soak and hosts" --timeout 7200 $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
