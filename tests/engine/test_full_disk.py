@@ -43,8 +43,8 @@ class SmallDisk:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A disk of 2 MiB."""
-    made = SmallDisk(tmp_path / "disk", 2048)
+    """A disk of 96 MiB: with less a server is refused before anything is started."""
+    made = SmallDisk(tmp_path / "disk", 96 * 1024)
     yield made
     made.close()
 
