@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.hosts.dockerd import Dockerd
-from tests.hosts.namespace import ROOT, Namespace, own_folder, remove_cgroups, sh, wait_for
+from tests.hosts.namespace import ROOT, Namespace, own_folder, remove, remove_cgroups, sh, wait_for
 
 USER = "ekvi-test"
 HOME = Path("/home") / USER
@@ -267,6 +267,7 @@ class Machine:
         self.namespace.close()
         with suppress(AssertionError):  # it went with the machine
             sh("ip", "link", "del", self.link)
+        remove(self.namespace.folder)
         remove_cgroups(self.cgroups)
 
 
