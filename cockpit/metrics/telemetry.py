@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _DEVICE = ("power_w", "energy_j", "mem_used", "temp_hot_c", "temp_mem_c", "temp_edge_c", "throttled")
 _HOST = ("power_w", "energy_j", "mem_used")
 SENSORS = {"temp_hot_c": "hotspot", "temp_mem_c": "memory", "temp_edge_c": "edge"}
+# A server says which GPUs it has: a hostile one must not fill the memory.
+_MOST_DEVICES = 1024
 THROTTLE = frozenset({"power", "thermal", "hw"})
 EDGE = 0.02  # telemetry may begin or end this share of a stretch inside it and still speak for it
 EDGE_S = 5.0  # but never more
@@ -73,21 +75,25 @@ class Telemetry:
 
     def packages(self) -> dict[int, str]:
         """GPU index -> package, where dies share one: only one die of a package reports its power."""
-        return {int(d["index"]): str(d["package_id"]) for d in self._listed() if d.get("package_id") is not None}
+        listed = [d for d in self._listed() if isinstance(d.get("index"), int) and d.get("package_id") is not None]
+        return {d["index"]: str(d["package_id"]) for d in listed}
 
 
 def _value(source: Mapping[str, Any], name: str) -> float:
     value = source.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.nan
 
 
 def _throttled(source: Mapping[str, Any]) -> float:
     reasons = source.get("throttle")
     if not isinstance(reasons, (list, tuple)):
         return math.nan
-    return float(not THROTTLE.isdisjoint(reasons))
+    return float(not THROTTLE.isdisjoint(r for r in reasons if isinstance(r, str)))
 
 
 def read_ticks(lines: Iterable[Mapping[str, Any]], gpus: Iterable[int] | None = None) -> Telemetry:
@@ -106,10 +112,10 @@ def read_ticks(lines: Iterable[Mapping[str, Any]], gpus: Iterable[int] | None = 
     for line in lines:
         if line.get("type") == "hello":
             hello = line
-        wall = line.get("t_wall_ns")
-        if line.get("type") != "tick" or not isinstance(wall, (int, float)) or (times and wall / 1e9 <= times[-1]):
+        t = _value(line, "t_wall_ns") / 1e9
+        if line.get("type") != "tick" or not math.isfinite(t) or (times and t <= times[-1]):
             continue
-        times.append(wall / 1e9)
+        times.append(t)
         node = line.get("host")
         node = node if isinstance(node, Mapping) else {}  # one odd line must not cost a run its summary
         source = node.get("energy_src") or source
@@ -118,7 +124,7 @@ def read_ticks(lines: Iterable[Mapping[str, Any]], gpus: Iterable[int] | None = 
         listed = line.get("devices")
         for device in listed if isinstance(listed, list) else ():
             index = device.get("index") if isinstance(device, Mapping) else None
-            if not isinstance(index, int):
+            if not isinstance(index, int) or (index not in devices and len(devices) >= _MOST_DEVICES):
                 continue
             if keep is None or index in keep:
                 _device(devices.setdefault(index, {name: [] for name in _DEVICE}), device, len(times))

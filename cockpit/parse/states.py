@@ -49,4 +49,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _seconds(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+    try:
+        return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+    except OverflowError:  # a whole number of hundreds of digits
+        return None

@@ -135,6 +135,22 @@ def test_a_sensor_that_says_text_is_unknown_and_never_zero() -> None:
     assert telemetry.peak(c["mem_used"] for c in ticks.devices.values()) is None
 
 
+def test_rubbish_of_a_server_costs_no_run_its_summary() -> None:
+    huge = 10**400
+    odd = {**tick(1.0, gpu()), "t_wall_ns": huge}
+    lines = [
+        hello({"index": "x", "package_id": 1}, {"index": 0, "package_id": 2}),
+        odd,
+        tick(1.0, gpu(power_w=huge, throttle=[{}])),
+    ]
+    lines += [tick(2.0, *(gpu(i) for i in range(100_000)))]
+    found = read_ticks(lines)
+    assert found.t.size == 2
+    assert found.packages() == {0: "2"}
+    assert telemetry.power_w(found, None).value is None
+    assert len(found.devices) < 10_000
+
+
 def test_models_and_count_come_from_the_devices_seen() -> None:
     ticks = read_ticks([hello({"index": 0, "model": "NVIDIA H200"}, {"index": 1, "model": "NVIDIA H200"})])
     assert ticks.model() == "NVIDIA H200"

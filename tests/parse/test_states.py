@@ -37,6 +37,11 @@ def test_a_damaged_line_costs_only_itself() -> None:
     assert [(c.agent_seq, c.state) for c in parse_states(data)] == [(0, State.PENDING), (1, State.RUNNING)]
 
 
+def test_a_number_that_no_clock_shows_is_unknown() -> None:
+    (change,) = parse_states(b'{"state":"RUNNING","t":1' + b"0" * 400 + b"}\n")
+    assert (change.state, change.t) == (State.RUNNING, None)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_can_break_it(data: bytes) -> None:
