@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cockpit.metrics.containers import container_facts, image_difference
 from cockpit.metrics.sides import RunFacts, Side
 
 ORDER = ("blocking", "warning", "info")
@@ -36,6 +37,8 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"training\.train_iters$", "warning", "another length of run, and so another learning-rate schedule"),
     (r"training\.", "blocking", "the training does other work a step"),
     (r"code_sha256$", "warning", "the runners' code differs"),
+    (r"env\.(\w+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL)$", "info", "which GPUs; how many is compared by itself"),
+    (r"env\.\w+_(VERSION|HOME|PATH|ROOT|ARCH|ARCH_LIST)$", "info", "what is installed where, and for which devices"),
     (r"env\.", "warning", "an environment variable set otherwise"),
     (r"packages\.[^.]+\.build$", "info", "the build for its device family"),
     (r"packages\.(nvidia|cuda|rocm|hip|amd|pytorch-triton)", "info", "a package of its device family"),
@@ -51,7 +54,13 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"host\.governor$", "warning", "another CPU frequency governor"),
     (r"host\.(kernel|os|python)$", "info", "another system"),
     (r"host\.", "info", "another machine"),
-    (r"(launcher|image)$", "warning", "started another way"),
+    (r"launcher$", "warning", "started another way"),
+    (r"container\.(engine|version)$", "info", "another container engine"),
+    (r"container\.(nvidia|devices|group_add|cap_add|security_opt)$", "info", "how a container gets its devices"),
+    (r"container\.(user|workdir|entrypoint)$", "info", "of its image"),
+    (r"container\.", "warning", "a container with other settings"),
+    (r"gpus$", "warning", "another number of GPUs"),
+    (r"nodes$", "warning", "another number of nodes"),
     (r"cockpit$", "info", "another version of the cockpit"),
     (r"throttling$", "warning", "a GPU was slowed by power, heat or hardware for part of the time"),
     (r"config\.(theme|servers?|repeats|profile|pricing|name|stage)(\.|$)", None, ""),
@@ -76,6 +85,8 @@ def parity(sides: Sequence[Side], *, strict: bool = False) -> dict[str, Any]:
     keys = dict.fromkeys(key for runs in facts.values() for one in runs for key in one)
     found = [d for key in keys if (d := _difference(key, facts, swept)) is not None]
     found += _throttling(sides)
+    image = image_difference(sides)
+    found += [] if image is None else [image]
     found.sort(key=lambda d: (ORDER.index(d["severity"]), d["key"]))
     worst = {d["severity"] for d in found}
     verdict = "refused" if strict and "blocking" in worst else "labelled" if worst - {"info"} else "fair"
@@ -109,7 +120,10 @@ def _facts(run: RunFacts) -> dict[str, Any]:
     out.update(_environment(run.meta, said_env))
     out.update(_flat("runner_said", said))
     out.update(_flat("host", known.get("host") or {}))
-    out.update({k: known.get(k) for k in ("code_sha256", "cockpit", "image")})
+    out.update({k: known.get(k) for k in ("code_sha256", "cockpit")})
+    out.update(_flat("", container_facts(run)))
+    out["gpus"] = (run.summary.get("gpu") or {}).get("count")
+    out["nodes"] = len((run.meta.get("handle") or {}).get("nodes") or ()) or 1
     return {k: v for k, v in out.items() if v is not None}
 
 
@@ -201,6 +215,8 @@ def _difference(key: str, facts: Mapping[str, list[dict[str, Any]]], swept: set[
         severity, why = "info", "swept on purpose in this group"
     elif absent and key.startswith("env."):
         why = "set on one side only"
+    elif absent and key.startswith("container."):
+        return None  # one side was in no container: the launcher tells that
     elif absent and key.startswith("packages.") and all(_lists_packages(facts[name]) for name in absent):
         why = "a package on one side only"
     elif absent:

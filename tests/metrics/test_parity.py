@@ -212,3 +212,69 @@ def test_a_package_on_one_side_only_is_told_from_packages_not_recorded() -> None
     assert one["differences"][0]["why"] == "a package on one side only"
     none = between("provenance.runner.packages", ...)
     assert all("not recorded for b" in d["why"] for d in none["differences"] if d["key"] == "packages.numpy")
+
+
+def contained(server: str, vendor: str, known: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    """A run.json of a run in a container, with what is known of its image and what its launcher was set to."""
+    launch = {"image": "train:1", "shm": "16g", "group_add": [], **settings}
+    found = {"engine": "docker", "image": "train:1", "image_id": "sha256:aa", "digest": "sha256:dd", **(known or {})}
+    base = changed(changed(meta(server=server, vendor=vendor), "plan.launcher", "container"), "plan.launch", launch)
+    return changed(base, "provenance.container", found)
+
+
+def severities(a: dict[str, Any], b: dict[str, Any]) -> dict[str, str]:
+    """Key -> severity of what two run.json differ in."""
+    return {d["key"]: d["severity"] for d in parity([side("a", a), side("b", b)])["differences"]}
+
+
+def test_another_image_is_a_warning_between_equal_machines_and_none_between_vendors() -> None:
+    other = {"image_id": "sha256:bb", "digest": "sha256:ee"}
+    assert severities(contained("a", "amd"), contained("b", "amd", other)) == {"image": "warning"}
+    assert severities(contained("a", "nvidia"), contained("b", "amd", other)) == {"image": "info"}
+    (found,) = parity([side("a", contained("a", "amd")), side("b", contained("b", "amd", other))])["differences"]
+    assert found["values"] == {"a": "train:1 (dd)", "b": "train:1 (ee)"}
+
+
+@pytest.mark.parametrize("known", [{"digest": None}, {"image_id": "sha256:bb"}, {"image": "mirror/train:1"}])
+def test_an_image_is_the_same_by_its_id_or_its_digest(known: dict[str, Any]) -> None:
+    assert severities(contained("a", "amd"), contained("b", "amd", known)) == {}
+
+
+def test_an_image_that_nobody_recorded_cannot_be_called_the_same() -> None:
+    unknown = {"image_id": None, "digest": None}
+    assert severities(contained("a", "nvidia"), contained("b", "amd", unknown)) == {"image": "warning"}
+
+
+def test_repeats_in_two_images_are_a_warning_also_between_vendors() -> None:
+    runs = [contained("a", "nvidia"), contained("a", "nvidia", {"image_id": "sha256:bb", "digest": None})]
+    found = parity([side("a", *runs), side("b", contained("b", "amd"))])["differences"]
+    assert [(d["key"], d["severity"]) for d in found] == [("image", "warning")]
+    assert "a differ among themselves" in found[0]["why"]
+
+
+def test_settings_of_a_container_that_may_cost_speed_are_a_warning_and_its_devices_are_not() -> None:
+    a, b = contained("a", "nvidia"), contained("b", "amd", {"engine": "podman"}, group_add=["video"], shm="1g")
+    found = severities(a, b)
+    assert found == {"container.shm": "warning", "container.group_add": "info", "container.engine": "info"}
+    assert set(severities(meta(), contained("b", "cpu"))) == {"launcher"}
+
+
+def test_what_vendors_images_say_of_themselves_is_fair_and_a_setting_is_not() -> None:
+    said = {"OMP_NUM_THREADS": "1"}
+    cuda = {"CUDA_VERSION": "13.0", "CUDA_HOME": "/usr/local/cuda", "CUDA_VISIBLE_DEVICES": "0,1"}
+    rocm = {"ROCR_VISIBLE_DEVICES": "2,3", "PYTORCH_ROCM_ARCH": "gfx942", "HIP_PATH": "/opt/rocm"}
+    a, b = changed(meta(), "provenance.runner.env", said | cuda), changed(meta(), "provenance.runner.env", said | rocm)
+    assert set(severities(a, b).values()) == {"info"}
+    assert severities(a, changed(a, "provenance.runner.env.CUDA_DEVICE_MAX_CONNECTIONS", "1")) == {
+        "env.CUDA_DEVICE_MAX_CONNECTIONS": "warning"
+    }
+
+
+def test_another_number_of_gpus_or_nodes_is_a_warning() -> None:
+    many = changed(meta(), "handle", {"queue": "q", "nodes": [{}, {}]})
+    assert severities(meta(), many) == {"nodes": "warning"}
+    sides = [
+        Side(name, [RunFacts(name, {"state": "SUCCEEDED", "gpu": {"count": count}}, meta())])
+        for name, count in (("a", 8), ("b", 4))
+    ]
+    assert [(d["key"], d["severity"]) for d in parity(sides)["differences"]] == [("gpus", "warning")]
