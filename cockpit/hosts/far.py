@@ -86,19 +86,32 @@ def get(request: dict[str, Any]) -> None:
     if not stat.S_ISREG(info.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", path)
     say({"size": info.st_size, "mtime_ns": info.st_mtime_ns})
+    import queue  # not for every small operation
+    import threading
+
     offset = hear()["offset"]
     digest = hashlib.sha256()
     done = 0
+    blocks: Any = queue.Queue(4)
+    summing = threading.Thread(target=_sum, args=(blocks, digest), daemon=True)
+    summing.start()  # beside the sending: a sum releases the interpreter's lock
     with os.fdopen(fd, "rb", 0) as f:
         while done < info.st_size:
             data = f.read(min(BLOCK, (offset if done < offset else info.st_size) - done))
             if not data:
                 raise OSError(errno.EIO, "it became shorter while it was read", path)
+            blocks.put(data)
             if done >= offset:
                 sys.stdout.buffer.write(data)
-            digest.update(data)
             done += len(data)
+    blocks.put(b"")
+    summing.join()
     say({"sha256": digest.hexdigest()})
+
+
+def _sum(blocks: Any, digest: Any) -> None:
+    for data in iter(blocks.get, b""):
+        digest.update(data)
 
 
 def put(request: dict[str, Any]) -> None:
