@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from cockpit.core.errors import ServerError, StoreError
+from cockpit.core.errors import CockpitError, ServerError, StoreError
 from cockpit.core.records import Limits
 from cockpit.core.text import printable, size
-from cockpit.hosts.base import ServerLost
+from cockpit.hosts.base import ServerLost, ServerTimeout
 from cockpit.store.errors import DiskFull
 
 if TYPE_CHECKING:
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 
 _FETCH_TIMEOUT_S = 24 * 3600.0
 _LIST_TIMEOUT_S = 600.0
+_NOTE_S = 10.0  # between two notes of what is home
 _MOST_SENTENCES = 5
+# A name that this machine's disk cannot have, or has for something else: no reason to leave the others there.
+_OF_A_NAME = (
+    errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL, errno.EILSEQ,
+)  # fmt: skip
 # Prints the SHA-256 of each file named on standard input, one a line, or `-`.
 _SUMS = """
 import hashlib, sys
@@ -128,26 +134,61 @@ async def fetch(run_dir: RunDir, source: Source, wanted: Wanted, *, again: bool 
     entries = await asyncio.wait_for(source.host.listdir(source.out), _LIST_TIMEOUT_S)
     chosen = _choose(run_dir, source, entries, wanted, left, again)
     sums = asyncio.ensure_future(_sums(source, chosen))
+    arrived: dict[str, str] = {}
     try:
-        arrived = {e.path: await _get(run_dir, source, e, wanted, left) for e in chosen}
+        await _arrive(run_dir, source, chosen, wanted, left, arrived)
         there = await sums
     finally:
         sums.cancel()
+        await asyncio.gather(sums, return_exceptions=True)
     home: dict[str, Any] = {}
     for entry in chosen:
-        got, said = arrived[entry.path], there.get(entry.path)
+        got, said = arrived.get(entry.path), there.get(entry.path)
+        if got is not None and said not in (None, got):
+            # It came before a break, or changed on its way.
+            got = await _get(run_dir, source, entry, wanted, left)
         if got is None:
             continue
         target = run_dir.artifact(source.prefix + entry.path)
-        if said is not None and said != got:
+        if said not in (None, got):
             _fail(left, f"{source.out}/{entry.path} arrived with another checksum than it has on the server.")
             target.unlink(missing_ok=True)
             continue
         home[source.prefix + entry.path] = {"by": target.stat().st_size, "sha256": got}
-    if home:
-        before = run_dir.meta().get("artifacts") or {}
-        await asyncio.to_thread(run_dir.update_meta, artifacts={**before, **home})
+    await _note(run_dir, home, gone={source.prefix + e.path for e in chosen} - set(home))
     return left
+
+
+async def _arrive(
+    run_dir: RunDir, source: Source, chosen: Sequence[Entry], wanted: Wanted, left: Left, arrived: dict[str, str]
+) -> None:
+    """Bring files home, into `arrived` with their SHA-256. What a break or a kill interrupts goes on at its file."""
+    known = run_dir.meta().get("artifacts") or {}
+    fresh: dict[str, Any] = {}
+    noted = time.monotonic()
+    try:
+        for entry in chosen:
+            name = source.prefix + entry.path
+            before = known.get(name) or {}
+            if before.get("by") == entry.size and _home(run_dir, name, entry.size):
+                arrived[entry.path] = before["sha256"]
+            elif (got := await _get(run_dir, source, entry, wanted, left)) is not None:
+                arrived[entry.path] = got
+                fresh[name] = {"by": entry.size, "sha256": got}
+            if fresh and time.monotonic() - noted > _NOTE_S:
+                await _note(run_dir, fresh)
+                noted = time.monotonic()
+    except (CockpitError, TimeoutError):
+        await _note(run_dir, fresh)
+        raise
+
+
+async def _note(run_dir: RunDir, home: Mapping[str, Any], gone: Set[str] = frozenset()) -> None:
+    """Note in run.json what is home, and forget what is not."""
+    before = run_dir.meta().get("artifacts") or {}
+    after = {k: v for k, v in before.items() if k not in gone} | dict(home)
+    if after != before:
+        await asyncio.to_thread(run_dir.update_meta, artifacts=after)
 
 
 def _choose(
@@ -181,10 +222,14 @@ async def _get(run_dir: RunDir, source: Source, entry: Entry, wanted: Wanted, le
         path, most = f"{source.out}/{entry.path}", max(entry.size, 1)
         return await asyncio.wait_for(source.host.get(path, target, max_by=most), _FETCH_TIMEOUT_S)
     except StoreError as error:
-        if getattr(error.__cause__, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        number = getattr(error.__cause__, "errno", None)
+        if number in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(error.message, hint=error.hint) from error
-        raise
-    except ServerLost:
+        if number not in _OF_A_NAME:
+            raise
+        _fail(left, str(error))
+        return None
+    except (ServerLost, ServerTimeout):  # the copy goes on where it was
         raise
     except ServerError as error:  # one file that cannot be read must not keep the rest from coming home
         _fail(left, str(error))
@@ -205,7 +250,7 @@ async def _sums(source: Source, chosen: Sequence[Entry]) -> dict[str, str]:
         return {}
     names = b"\0".join(f"{source.out}/{e.path}".encode(errors="surrogateescape") for e in chosen)
     try:
-        argv = [access.python, "-c", _SUMS]
+        argv = [access.python, "-I", "-c", _SUMS]
         done = await source.host.run(argv, input=names, timeout=_FETCH_TIMEOUT_S)
     except ServerError:
         return {}

@@ -21,6 +21,8 @@ from cockpit.core.records import Access, Chunk
 BLOCK_BY = 256 * 1024  # most bytes in one Chunk: below it a pass costs more than its bytes, above it a screen waits
 POLL_S = 0.05
 LAST_WORDS_BY = 64 * 1024  # of what a long command printed
+SLOW_DISK_BY_S = 20e6  # bytes a second that every disk is taken to read, sum and force to the platter
+TREE_TIMES = 10  # of a file operation's time: what a whole folder of files may take
 
 
 class ServerLost(ServerError):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cockpit.core.errors import ServerError
 from cockpit.core.text import printable
 from cockpit.hosts import far
-from cockpit.hosts.base import BLOCK_BY, Entry, ServerDiskFull
+from cockpit.hosts.base import BLOCK_BY, SLOW_DISK_BY_S, Entry, ServerDiskFull
 from cockpit.hosts.remote import Call, last_line
 
 if TYPE_CHECKING:
@@ -68,24 +68,24 @@ class Far:
         except ConnectionError:
             raise await self.failed() from None
 
-    async def line(self) -> dict[str, Any]:
-        """The next JSON line that it says."""
+    async def line(self, work_by: int = 0) -> dict[str, Any]:
+        """The next JSON line that it says, once its disk has gone through `work_by` bytes."""
         while b"\n" not in self._rest:
             if len(self._rest) > _LINE_BY:
                 raise ServerError(f"{self._host.name} sent a line without end in answer to {self.path}.")
-            data = await self._read(BLOCK_BY)
+            data = await self._read(BLOCK_BY, work_by)
             if not data:
                 raise await self.failed()
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return parse(self._host.name, line)
 
-    async def bytes_of(self, limit: int) -> bytes:
-        """At least one and at most `limit` of the bytes that it sends."""
+    async def bytes_of(self, limit: int, work_by: int = 0) -> bytes:
+        """At least one and at most `limit` of the bytes that it sends, once its disk has gone through `work_by`."""
         if self._rest:
             data, self._rest = self._rest[:limit], self._rest[limit:]
             return data
-        data = await self._read(limit)
+        data = await self._read(limit, work_by)
         if not data:
             raise await self.failed()
         return data
@@ -100,8 +100,8 @@ class Far:
                 raise ServerError(f"{self._host.name} sent more than {most} bytes for {self.path}: given up.")
         return b"".join(parts)
 
-    async def _read(self, limit: int) -> bytes:
-        async with asyncio.timeout(self._timeout):
+    async def _read(self, limit: int, work_by: int = 0) -> bytes:
+        async with asyncio.timeout(self._timeout + work_by / SLOW_DISK_BY_S):
             return await self._call.read(limit)
 
     async def done(self) -> None:

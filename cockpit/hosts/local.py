@@ -12,7 +12,17 @@ from typing import ParamSpec, TypeVar
 from cockpit.core.errors import LaunchRefused, ServerError, UsageError
 from cockpit.core.records import Access, Chunk
 from cockpit.hosts import children, files, terminal, transfer
-from cockpit.hosts.base import BLOCK_BY, POLL_S, Completed, Entry, FileTruncated, Progress, ServerTimeout
+from cockpit.hosts.base import (
+    BLOCK_BY,
+    POLL_S,
+    SLOW_DISK_BY_S,
+    TREE_TIMES,
+    Completed,
+    Entry,
+    FileTruncated,
+    Progress,
+    ServerTimeout,
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -102,7 +112,7 @@ class LocalHost:
 
     async def listdir(self, path: str) -> list[Entry]:
         """All regular files below a folder; see `Host.listdir`."""
-        return await self._io(path, files.list_files, path)
+        return await self._within(self._io_timeout_s * TREE_TIMES, path, files.list_files, path)
 
     async def follow(
         self, cursors: MutableMapping[str, int], *, interval: float = POLL_S
@@ -145,7 +155,8 @@ class LocalHost:
 
     async def remove_tree(self, path: str) -> None:
         """Remove a folder below a work folder; see `Host.remove_tree`."""
-        await self._io(path, files.remove_tree, self.name, path, frozenset(self._workdirs))
+        bound = self._io_timeout_s * TREE_TIMES
+        await self._within(bound, path, files.remove_tree, self.name, path, frozenset(self._workdirs))
 
     async def close(self) -> None:
         """Nothing is held open between calls."""
@@ -156,15 +167,20 @@ class LocalHost:
             while await self._io(copy.path, copy.step, _COPY_BY):
                 if progress is not None:
                     progress(copy.done, max(total, copy.done))
-            await self._io(copy.path, copy.commit)
+            await self._within(self._io_timeout_s + copy.done / SLOW_DISK_BY_S, copy.path, copy.commit)
         finally:
             await asyncio.to_thread(copy.discard)
         return copy.sha256
 
     async def _io(self, what: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """File work in a thread. OSError becomes ServerError, a standstill ServerTimeout."""
+        return await self._within(self._io_timeout_s, what, work, *args, **kwargs)
+
+    async def _within(
+        self, seconds: float, what: str, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
         try:
-            async with asyncio.timeout(self._io_timeout_s):
+            async with asyncio.timeout(seconds):
                 return await asyncio.to_thread(work, *args, **kwargs)
         except TimeoutError:
             raise ServerTimeout(f"The disk of {self.name} did not answer in time for {what}.") from None

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from cockpit.core.errors import LaunchRefused, ServerError
 from cockpit.core.records import Access, Chunk
 from cockpit.hosts import children, far_call, ssh_transfer
-from cockpit.hosts.base import BLOCK_BY, POLL_S, Completed, Entry, Progress, ServerTimeout
+from cockpit.hosts.base import BLOCK_BY, POLL_S, TREE_TIMES, Completed, Entry, Progress, ServerTimeout
 from cockpit.hosts.following import Following
 from cockpit.hosts.pool import Pooled
 from cockpit.hosts.remote import Call, command_line
@@ -108,7 +108,7 @@ class SshHost:
     async def listdir(self, path: str) -> list[Entry]:
         """All regular files below a folder; see `Host.listdir`. More than 200,000: ServerError."""
         request = {"op": "listdir", "path": path, "limit": MOST_ENTRIES + 1}
-        lines = (await self._ask(request, most=_LISTING_BY)).splitlines()
+        lines = (await self._ask(request, most=_LISTING_BY, times=TREE_TIMES)).splitlines()
         if len(lines) > MOST_ENTRIES:
             raise ServerError(f"{path} on {self.name} holds more than {MOST_ENTRIES} files: it is not listed.")
         return sorted((far_call.entry(self.name, line) for line in lines), key=lambda e: e.path)
@@ -128,12 +128,14 @@ class SshHost:
     async def remove_tree(self, path: str) -> None:
         """Remove a folder below a work folder; see `Host.remove_tree`."""
         request = {"op": "remove_tree", "path": path, "roots": sorted(self._workdirs)}
-        if far_call.parse(self.name, await self._ask(request)).get("refused"):
+        if far_call.parse(self.name, await self._ask(request, times=TREE_TIMES)).get("refused"):
             raise ServerError(f"{path} on {self.name} is not below a work folder of the cockpit and is left alone.")
 
-    async def _ask(self, request: dict[str, Any], *, most: int = BLOCK_BY, folder: str | None = None) -> bytes:
+    async def _ask(
+        self, request: dict[str, Any], *, most: int = BLOCK_BY, folder: str | None = None, times: int = 1
+    ) -> bytes:
         """One file operation that takes no more than a request; what it printed."""
-        far = far_call.Far(self, request, self._io_timeout_s, folder)
+        far = far_call.Far(self, request, self._io_timeout_s * times, folder)
         async with self.far(far):
             data = await far.take(most)
             await far.done()

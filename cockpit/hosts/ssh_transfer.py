@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import ServerError, StoreError
-from cockpit.hosts.base import BLOCK_BY, Progress, ServerTimeout, too_large
+from cockpit.hosts.base import BLOCK_BY, SLOW_DISK_BY_S, Progress, ServerTimeout, too_large
 from cockpit.hosts.far_call import Far
-from cockpit.hosts.transfer import store_error
+from cockpit.hosts.transfer import beside, store_error
 
 if TYPE_CHECKING:
     from cockpit.hosts.ssh import SshHost
@@ -73,7 +73,7 @@ async def _send(host: SshHost, file: FileIO, far: Far, source: Path, progress: P
     digest = hashlib.sha256()
     size = os.fstat(file.fileno()).st_size
     async with host.far(far):
-        have = (await far.line()).get("have")
+        have = (await far.line(size)).get("have")  # it sums what is there
         if type(have) is not int or not 0 <= have <= size:
             raise ServerError(f"{host.name} says that it has {have!r} bytes of {source}, which cannot be.")
         done = 0
@@ -88,7 +88,7 @@ async def _send(host: SshHost, file: FileIO, far: Far, source: Path, progress: P
             if progress is not None and done >= have:
                 progress(done, size)
         await far.write(_line({"sha256": digest.hexdigest()}))
-        _agree(host.name, far.path, (await far.line()).get("sha256"), digest.hexdigest())
+        _agree(host.name, far.path, (await far.line(size)).get("sha256"), digest.hexdigest())
         await far.done()
     return digest.hexdigest()
 
@@ -104,7 +104,7 @@ class _Part:
         self.digest = hashlib.sha256()
         self.closed = False
         self._target = target
-        self._path = target.parent / f".{target.name}.{key}.part"
+        self._path = target.parent / f"{beside(target)}{key}.part"
         self._file: FileIO | None = None
         self._lock = threading.Lock()
 
@@ -129,7 +129,7 @@ class _Part:
 
     def _sweep(self) -> None:
         """Remove what was left of earlier versions of this very file: it may be large, and nobody else would."""
-        left = re.compile(re.escape(f".{self._target.name}.") + r"([0-9a-f]{8}|[0-9a-f]{16}\.part)")
+        left = re.compile(re.escape(beside(self._target)) + r"([0-9a-f]{8}|[0-9a-f]{16}\.part)")
         for old in self._target.parent.iterdir():
             if old.name != self._path.name and left.fullmatch(old.name):
                 old.unlink(missing_ok=True)
@@ -204,18 +204,18 @@ class Fetch:
             part = _Part(self._target, _key(self._host.name, self._path, size, mtime))
             keep = True
             try:
-                await self._disk(part.open)
+                await self._disk(part.open, work_by=size)
                 resumed = part.have
                 if resumed <= size:
                     await far.write(_line({"offset": resumed}))
                     await self._fill(far, part, size)
-                    theirs = (await far.line()).get("sha256")
+                    theirs = (await far.line(resumed)).get("sha256")
                     await far.done()
                 keep = False
                 ours: str = part.digest.hexdigest()
                 if resumed > size or ours != theirs or self._expected not in (None, ours):
                     return self._wrong() if not resumed else None
-                await self._disk(part.commit)
+                await self._disk(part.commit, work_by=size)
             except StoreError:
                 keep = False
                 raise
@@ -227,12 +227,13 @@ class Fetch:
         """Write what comes while the next of it is on its way."""
         writing: asyncio.Future[None] | None = None
         done = part.have
+        unsent = done  # of which it makes the sum before it sends more
         try:
             while done < size:
                 pieces, step = [], 0
                 while step < _STEP_BY and done + step < size:
-                    pieces.append(await far.bytes_of(min(BLOCK_BY, size - done - step)))
-                    step += len(pieces[-1])
+                    pieces.append(await far.bytes_of(min(BLOCK_BY, size - done - step), unsent))
+                    step, unsent = step + len(pieces[-1]), 0
                 if writing is not None:
                     await writing
                 done += step
@@ -243,9 +244,9 @@ class Fetch:
             if writing is not None:
                 await writing
 
-    async def _disk(self, work: Any, *args: object) -> Any:
+    async def _disk(self, work: Any, *args: object, work_by: int = 0) -> Any:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeout + work_by / SLOW_DISK_BY_S):
                 return await asyncio.to_thread(work, *args)
         except TimeoutError:
             raise ServerTimeout(f"The disk that holds {self._target} did not answer in time.") from None

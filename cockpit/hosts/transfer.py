@@ -16,6 +16,8 @@ from cockpit.core.errors import ServerError, StoreError
 from cockpit.hosts.base import ServerDiskFull, too_large
 from cockpit.hosts.files import FULL, make_folders
 
+_LONG_NAME_BY = 200  # a file's name has 255 at most
+
 
 class Transfer(ABC):
     """A file that is written beside its name and is there whole or not at all.
@@ -36,7 +38,7 @@ class Transfer(ABC):
         self._mode = mode
         self._lock = threading.Lock()
         self._digest = hashlib.sha256()
-        self._temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+        self._temporary = target.parent / f"{beside(target)}{secrets.token_hex(4)}"
         self._source: FileIO | None = None
         self._sink: FileIO | None = None
 
@@ -84,7 +86,7 @@ class Transfer(ABC):
 
     def _sweep(self) -> None:
         """Remove what a killed cockpit left of this very file: it may be large, and nobody else would."""
-        parts = re.compile(re.escape(f".{self._target.name}.") + r"[0-9a-f]{8}")
+        parts = re.compile(re.escape(beside(self._target)) + r"[0-9a-f]{8}")
         for path in self._target.parent.iterdir():
             if parts.fullmatch(path.name):
                 path.unlink(missing_ok=True)
@@ -189,6 +191,12 @@ class Bring(Transfer):
     def excessive(self) -> StoreError:
         """Never: what we send has no bound."""
         return StoreError(f"{self.path} is too large.")
+
+
+def beside(target: Path) -> str:
+    """How the names begin that a file has while it is written: its own, or a sum of one that leaves no room."""
+    name = os.fsencode(target.name)
+    return f".{target.name if len(name) <= _LONG_NAME_BY else hashlib.sha256(name).hexdigest()}."
 
 
 def store_error(target: Path, e: OSError) -> StoreError:

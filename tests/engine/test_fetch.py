@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cockpit.engine.fetch import Source, Wanted, bad_name, fetch, matches
 from cockpit.hosts import Entry, LocalHost
+from cockpit.hosts.base import ServerTimeout
 from cockpit.store.rundir import RunDir
 
 
@@ -114,3 +115,40 @@ async def test_a_file_that_changed_on_its_way_is_not_kept(run_dir: RunDir, out: 
     left = await fetch(run_dir, Source(host, str(out)), Wanted(("a.json",)))
     assert any("another checksum" in s for s in left.sentences)
     assert _home(run_dir) == []
+
+
+async def test_what_was_home_before_a_break_is_not_fetched_again(run_dir: RunDir, out: Path) -> None:
+    asked: list[str] = []
+
+    class Breaks(LocalHost):
+        async def get(self, path: str, target: Path, **how: Any) -> str:
+            asked.append(path.rpartition("/")[2])
+            if asked == ["a.json", "b.pt"]:
+                raise ServerTimeout("elsewhere did not answer in time.")
+            return await super().get(path, target, **how)
+
+    with pytest.raises(ServerTimeout):
+        await fetch(run_dir, Source(Breaks(), str(out)), Wanted())
+    left = await fetch(run_dir, Source(Breaks(), str(out)), Wanted())
+    assert asked == ["a.json", "b.pt", "b.pt", "c.pt"]
+    assert _home(run_dir) == ["a.json", "b.pt", "deep/c.pt"]
+    assert sorted(run_dir.meta()["artifacts"]) == ["a.json", "b.pt", "deep/c.pt"]
+    assert not left.sentences
+
+
+async def test_a_name_that_this_disk_cannot_have_keeps_no_other_file(run_dir: RunDir, out: Path) -> None:
+    class Odd(LocalHost):
+        async def listdir(self, path: str) -> list[Entry]:
+            found = await super().listdir(path)
+            return sorted([*found, Entry("a.json/x", 1), Entry("n" * 300, 1)], key=lambda e: e.path)
+
+    left = await fetch(run_dir, Source(Odd(), str(out)), Wanted())
+    assert _home(run_dir) == ["a.json", "b.pt", "deep/c.pt"]
+    assert len(left.sentences) == 2
+
+
+async def test_a_name_as_long_as_names_may_be_comes_home(run_dir: RunDir, out: Path) -> None:
+    (out / ("n" * 255)).write_text("long")
+    left = await fetch(run_dir, Source(LocalHost(), str(out)), Wanted())
+    assert not left.sentences
+    assert ("n" * 255) in _home(run_dir)

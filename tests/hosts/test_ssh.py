@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cockpit.core.errors import LaunchRefused, ServerError, StoreError
-from cockpit.hosts import Host, ServerDiskFull, ServerLost, ServerTimeout, connect
+from cockpit.hosts import Host, ServerDiskFull, ServerLost, ServerTimeout, connect, far_call, ssh_transfer
 from cockpit.hosts.remote import command_line
+from cockpit.hosts.ssh import SshHost
 from tests.hosts.sshd import Sshd, account, sshd
 
 pytestmark = pytest.mark.hosts
@@ -303,6 +304,32 @@ async def test_a_partial_copy_that_does_not_fit_is_thrown_away(plain: Host, tmp_
         part.write_bytes(b"something else")
     assert await plain.get(str(source), back) == right
     assert [p.name for p in back.parent.iterdir()] == ["back"]
+
+
+async def test_the_rest_of_a_large_copy_may_be_long_in_coming(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ends first make the sum of what is there, and in the end force it to the disk: minutes for 60 GB."""
+    text = far_call.source("far").partition(b"\n")[2]
+    slow = text.replace(
+        b"digest = hashlib.sha256()\n", b"digest = hashlib.sha256()\n    __import__('time').sleep(3)\n"
+    )
+    slow = slow.replace(b"os.fsync(f.fileno())", b"__import__('time').sleep(3)")
+    assert slow.count(b"sleep(3)") == 3
+    monkeypatch.setattr(far_call, "source", lambda _: b"%d\n" % len(slow) + slow)
+    monkeypatch.setattr(far_call, "SLOW_DISK_BY_S", 100.0)
+    source, there, back = tmp_path / "source", tmp_path / "there", tmp_path / "y" / "back"
+    source.write_bytes(b"x" * 1000)
+    host = SshHost(server.access(), io_timeout_s=2.0)
+    try:
+        right = await host.put_file(source, str(there))
+        info = there.stat()
+        key = ssh_transfer._key(host.name, str(there), info.st_size, info.st_mtime_ns)
+        back.parent.mkdir()
+        (back.parent / f".back.{key}.part").write_bytes(b"x" * 500)
+        assert await host.get(str(there), back) == right
+    finally:
+        await host.close()
 
 
 async def test_the_work_folder_is_named_after_the_machine(host: Host, tmp_path: Path) -> None:
