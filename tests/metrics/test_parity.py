@@ -263,7 +263,7 @@ def test_what_vendors_images_say_of_themselves_is_fair_and_a_setting_is_not() ->
     said = {"OMP_NUM_THREADS": "1"}
     cuda = {"CUDA_VERSION": "13.0", "CUDA_HOME": "/usr/local/cuda", "CUDA_VISIBLE_DEVICES": "0,1"}
     rocm = {"ROCR_VISIBLE_DEVICES": "2,3", "PYTORCH_ROCM_ARCH": "gfx942", "HIP_PATH": "/opt/rocm"}
-    a, b = changed(meta(), "provenance.runner.env", said | cuda), changed(meta(), "provenance.runner.env", said | rocm)
+    a, b = (changed(meta(), "provenance.runner.env", said | own) for own in (cuda, rocm))
     assert set(severities(a, b).values()) == {"info"}
     assert severities(a, changed(a, "provenance.runner.env.CUDA_DEVICE_MAX_CONNECTIONS", "1")) == {
         "env.CUDA_DEVICE_MAX_CONNECTIONS": "warning"

@@ -4,7 +4,9 @@
     memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%
 
 `tps` is tokens a second of one device, averaged since the line before. The line does not say how long a step took:
-that is the time between two lines over the steps between them, by the log's own clock (milliseconds).
+that is the time between two lines over the steps between them, by the log's own clock (milliseconds). A validation
+tells a line of its own (`validate step: 14  loss: ...`): it is no iteration, and its time is nobody's. Words are in
+colour by default, so nothing may be expected of what stands before them.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from cockpit.parse.context import Context, split_prefix
 from cockpit.parse.values import number
 
 NAME = "torchtitan"
-NEEDLES = (b"  tps: ", b"  grad_norm: ")
+NEEDLES = (b"tps: ", b"grad_norm: ", b" - Training starts at step ")
 
-_LINE = re.compile(r"\bstep: {1,8}(\d{1,18})  ?loss: {1,8}(\S{1,32})")
+_BEGIN = re.compile(r" - Training starts at step \d")
+_LINE = re.compile(r"\b(validate )?step: {1,8}(\d{1,18})  ?loss: {1,8}(\S{1,32})")
 _PAIR = re.compile(r"\b(grad_norm|memory|tps|tflops|mfu|lr|step_time|time): {1,8}(\S{1,32})")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})")
 _EXTRA = {"tps": "tokens_per_s_gpu_reported", "tflops": "tflops_gpu_reported", "mfu": "mfu_percent_reported"}
@@ -29,8 +32,13 @@ def match(line: str, ctx: Context) -> list[Event]:
     """The iteration of a line, the same step of several ranks once."""
     found = _LINE.search(line)
     if found is None or ctx.wire_iterations:
+        if _BEGIN.search(line):
+            ctx.state.pop(NAME, None)  # the time since the line before is that of a start
         return []
-    step = int(found[1])
+    step = int(found[2])
+    if found[1]:
+        _step_s(line, step, ctx)
+        return []
     if ctx.repeats(step, split_prefix(line)[0]):
         return []
     values = {key: number(text) for key, text in _PAIR.findall(line)}
@@ -40,7 +48,7 @@ def match(line: str, ctx: Context) -> list[Event]:
     return [
         Iteration(
             step=step,
-            loss=number(found[2]),
+            loss=number(found[3]),
             step_s=_step_s(line, step, ctx),
             lr=values.get("lr"),
             grad_norm=values.get("grad_norm"),
