@@ -11,7 +11,7 @@ import errno
 import re
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +50,20 @@ for name in sys.stdin.buffer.read().split(b"\\0"):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which files come home: those that one of `patterns` names, together at most `max_by` bytes and `max_files`."""
+    """Which files come home: those that one of `patterns` names, together at most `max_by` bytes and `max_files`.
+
+    `asked` says that a user named them for this time, over what a command's profile says of its artifacts.
+    """
 
     patterns: tuple[str, ...] = ("**",)
     max_by: int = Limits().fetch_by
     max_files: int = Limits().fetch_files
+    asked: bool = False
+
+    def of_run(self, config: Mapping[str, Any]) -> Wanted:
+        """The same for one run: what its runner names as `artifacts`, unless a user asked for others."""
+        own = tuple((config.get("runner") or {}).get("artifacts") or ())
+        return replace(self, patterns=own) if own and not self.asked else self
 
 
 @dataclass(frozen=True, slots=True)

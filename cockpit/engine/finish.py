@@ -36,6 +36,7 @@ async def finish_run(follower: RunFollower, sources: Sequence[Source], wanted: W
     Returns what stays on the servers. Raises DiskFull where there is no room here, ServerLost where a link breaks.
     """
     left = Left()
+    wanted = wanted.of_run(follower.dir.meta().get("config") or {})
     for source in sources:
         found = await fetch(follower.dir, source, wanted)
         left.add(found)

@@ -152,3 +152,10 @@ async def test_a_name_as_long_as_names_may_be_comes_home(run_dir: RunDir, out: P
     left = await fetch(run_dir, Source(LocalHost(), str(out)), Wanted())
     assert not left.sentences
     assert ("n" * 255) in _home(run_dir)
+
+
+def test_a_command_s_artifacts_come_home_unless_a_user_names_others() -> None:
+    config = {"runner": {"name": "command", "artifacts": ["*.json"]}}
+    assert Wanted(("**",)).of_run(config).patterns == ("*.json",)
+    assert Wanted(("*.pt",), asked=True).of_run(config).patterns == ("*.pt",)
+    assert Wanted(("*.pt",)).of_run({"runner": {"name": "megatron"}}).patterns == ("*.pt",)

@@ -116,7 +116,7 @@ def _wanted(args: argparse.Namespace, record: GroupRecord) -> Wanted:
     limits = Limits(**record.limits)
     most = limits.fetch_by if args.max_size is None else _bytes(args.max_size)
     patterns = tuple(args.pattern or (("**",) if args.max_size is not None else record.fetch))
-    return Wanted(patterns, most, limits.fetch_files)
+    return Wanted(patterns, most, limits.fetch_files, asked=bool(args.pattern or args.max_size is not None))
 
 
 def _bytes(text: str) -> int:
