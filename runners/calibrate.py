@@ -101,6 +101,7 @@ Clock = Callable[[Callable[[], None], int], float]
 
 def _repeats(product: Callable[[], None], clock: Clock, least_s: float) -> int:
     """How many products make a pass long enough; they warm the device up meanwhile."""
+    clock(product, 1)  # the first product loads libraries and takes memory: its time says nothing
     repeats = 1
     while (seconds := clock(product, repeats)) < least_s and repeats < 1 << 20:
         repeats = max(repeats * 2, min(repeats * 100, int(repeats * least_s / max(seconds, 1e-9)) + 1))

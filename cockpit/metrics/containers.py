@@ -48,6 +48,8 @@ def image_difference(sides: Sequence[Side]) -> dict[str, Any] | None:
         why = f"the runs of {', '.join(mixed)} differ among themselves; another image"
     elif len(vendors) > 1:
         severity, why = "info", "the image of its device family"
+    elif _same(runs, "image") and all(_built(r) for s in sides for r in s.counted):
+        severity, why = "info", "built of the same recipe on each machine; packages are compared by themselves"
     return {"key": "image", "values": values, "severity": severity, "why": why}
 
 
@@ -55,6 +57,11 @@ def _same(runs: Sequence[Mapping[str, Any]], key: str) -> bool:
     """Whether all of these know `key`, and it is one."""
     found = {run.get(key) for run in runs}
     return len(found) == 1 and None not in found
+
+
+def _built(run: RunFacts) -> bool:
+    """Whether a run's image is the one that `build` makes: its name is the hash of its recipe."""
+    return ((run.meta.get("plan") or {}).get("launch") or {"image": ""}).get("image") is None
 
 
 def _shown(known: Mapping[str, Any]) -> str:

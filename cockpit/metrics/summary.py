@@ -157,7 +157,7 @@ def _gather(
     import numpy as np
 
     said: dict[str, dict[str, Any]] = {}
-    for one in diagnostics:
+    for one in sorted(diagnostics, key=lambda d: -d.node):  # of several nodes the first has the last word
         if one.code in _SAID:
             before = said.setdefault(one.code, {})
             if one.code == "data" and before.get("sha256", one.data.get("sha256")) != one.data.get("sha256"):

@@ -84,3 +84,15 @@ def test_nodes_that_prepared_other_data_are_told() -> None:
     same = summarise(meta(), table, diagnostics=[data("a", 0), data("a", 1)])
     assert "nodes_differ" not in same["provenance"]["data"]
     assert summarise(meta(), table, diagnostics=[data("a", 0), data("b", 1)])["provenance"]["data"]["nodes_differ"]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_calibration_is_the_first_node_s_however_the_nodes_words_arrive(order: tuple[int, int]) -> None:
+    rates = {0: 600.0, 1: 300.0}
+    said = [
+        Diagnostic(level="info", code="calibrate", message="", data={"matmul_tflops": rates[n]}, node=n)
+        for n in order
+    ]
+    about = meta(vendor="nvidia", handle=HANDLE)
+    summary = summarise(about, columns(STEP, tokens=1e6), gpu_ticks(), said, others=[gpu_ticks(4)])
+    assert note(summary, "mfu_measured") == "of 600 TFLOP/s measured"

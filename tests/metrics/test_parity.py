@@ -231,6 +231,8 @@ def test_another_image_is_a_warning_between_equal_machines_and_none_between_vend
     other = {"image_id": "sha256:bb", "digest": "sha256:ee"}
     assert severities(contained("a", "amd"), contained("b", "amd", other)) == {"image": "warning"}
     assert severities(contained("a", "nvidia"), contained("b", "amd", other)) == {"image": "info"}
+    built = [contained("a", "amd", image=None), contained("b", "amd", other, image=None)]
+    assert severities(*built) == {"image": "info"}
     (found,) = parity([side("a", contained("a", "amd")), side("b", contained("b", "amd", other))])["differences"]
     assert found["values"] == {"a": "train:1 (dd)", "b": "train:1 (ee)"}
 

@@ -32,6 +32,18 @@ def test_the_shapes_are_the_model_s() -> None:
     assert shapes(config)[0] == (2 * 64, 352, 128)
 
 
+def test_a_slow_first_product_does_not_make_the_passes_short() -> None:
+    from runners.calibrate import _repeats
+
+    timed: list[int] = []
+
+    def clock(_product: object, repeats: int) -> float:
+        timed.append(repeats)
+        return repeats * 1e-4 + (1.0 if len(timed) == 1 else 0.0)  # as where a library is loaded
+
+    assert _repeats(lambda: None, clock, 0.05) >= 500
+
+
 def test_a_family_without_a_device_is_refused_in_a_sentence(place: Place) -> None:
     result = place.run({**CONFIG, "training": {"backend": "cuda", "precision": "bf16"}}, "stage=calibrate")
     assert "training.backend=cuda: torch" in failed_plainly(result, 2)
