@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Patient = Callable[[Callable[[], Any]], Awaitable[Any]]
 _BLOCK = 1 << 20
+_TICK_BY = 4 << 20  # of a line of telemetry: one without end must not fill the memory
 
 
 @dataclass(slots=True)
@@ -171,7 +172,8 @@ class RunFollower:
         self._observer.event(self.state.run, event)
 
     def _ticks(self, node: int, data: bytes) -> None:
-        whole, self._nodes[node].tick_rest = _whole_lines(self._nodes[node].tick_rest + data)
+        whole, rest = _whole_lines(self._nodes[node].tick_rest + data)
+        self._nodes[node].tick_rest = rest if len(rest) <= _TICK_BY else b""
         for line in whole.splitlines():
             try:
                 tick = json.loads(line)

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import CockpitError, ServerError
@@ -18,6 +19,7 @@ from cockpit.core.state import RunState
 from cockpit.engine.admit import Checked, Connect, admitted, close
 from cockpit.engine.data import share_data
 from cockpit.engine.deliver import Archive, Packing, archives, secrets_of
+from cockpit.engine.reconnect import Link
 from cockpit.hosts.base import ServerLost, ServerTimeout
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 120.0
 _PUT_S = 24 * 3600.0  # files may be large
+_AWAY_S = 60.0  # for taking a queue away again, also over a link that breaks
+_LOOK_S = 0.2
 _TOKEN_BY = 32
 
 
@@ -272,10 +276,13 @@ class _Launch:
         await asyncio.to_thread(_note, self._store, queue.plan.runs, State.SUBMITTED, reason)
 
     async def _all_nodes(self, queue: _Queue, work: Sequence[Any]) -> None:
+        tasks = [asyncio.ensure_future(w) for w in work]
         try:
-            for each in asyncio.as_completed([asyncio.ensure_future(w) for w in work]):
-                await each
+            await asyncio.gather(*tasks)
         except (CockpitError, TimeoutError):
+            for task in tasks:  # or one of them would put secrets where they were just taken away
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._leave_nothing(queue)
             raise
 
@@ -297,9 +304,10 @@ class _Launch:
 
     async def _leave_nothing(self, queue: _Queue) -> None:
         """Take away what was put on the machines of a queue that will not run, its secrets above all."""
-        for node, host in zip(_nodes(queue), queue.hosts, strict=True):
+        for node, host, document in zip(_nodes(queue), queue.hosts, queue.documents, strict=True):
+            away = Link(host.name, lambda *_: None).keep(partial(_take_away, host, node["path"], document))
             with contextlib.suppress(CockpitError, TimeoutError):
-                await asyncio.wait_for(host.remove_tree(node["path"]), _TIMEOUT_S)
+                await asyncio.wait_for(away, _AWAY_S)
 
     async def _take_back(self, queues: Sequence[_Queue]) -> None:
         """Stop what was started already of a group that needs all its servers."""
@@ -309,6 +317,21 @@ class _Launch:
             for node, host in zip(_nodes(queue), queue.hosts, strict=True):
                 with contextlib.suppress(CockpitError, TimeoutError):
                     await asyncio.wait_for(deploy.stop(host, node["path"]), _TIMEOUT_S)
+
+
+async def _take_away(host: Host, path: str, document: Mapping[str, Any]) -> None:
+    """Remove a queue's folder, its agent first where one was started; never a folder that holds another queue."""
+    from cockpit.hosts import layout
+    from cockpit.telemetry import deploy
+
+    ours = layout.document(document).encode()
+    if await host.read(layout.queue_file(path), 0, len(ours) + 1) not in (b"", ours):
+        return
+    if await deploy.alive(host, path):
+        await deploy.stop(host, path)
+        while await deploy.alive(host, path):  # noqa: ASYNC110  another process lets go
+            await asyncio.sleep(_LOOK_S)
+    await host.remove_tree(path)
 
 
 def _nodes(queue: _Queue) -> Sequence[Mapping[str, Any]]:

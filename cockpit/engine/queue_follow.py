@@ -20,9 +20,11 @@ from cockpit.engine.fetch import Left, Source, Wanted
 from cockpit.engine.finish import finish_run
 from cockpit.engine.queue_node import (
     BLOCK,
+    STATES_BY,
     STEP_TIMEOUT_S,
     Node,
     clean_queue,
+    endless,
     keep_agent,
     nodes_of,
     spool_size,
@@ -255,6 +257,8 @@ class QueueFollow:
             if name != "spool.log":  # the shim writes that one, also without an agent
                 node.heard = asyncio.get_running_loop().time()
             if name == "states.jsonl":
+                if offset + len(data) > STATES_BY:
+                    raise endless(node.host, f"{node.path}/runs/{run}/{name}")
                 node.restarts = 0
                 await follower.states(data)
                 return
@@ -413,7 +417,7 @@ class QueueFollow:
                 observer.note("warning", f"{node.path} stays on {node.host.name}: not all of it is home.")
                 continue
             try:
-                await asyncio.wait_for(clean_queue(node.host, node.path, led=node.index > 0), STEP_TIMEOUT_S)
+                await clean_queue(node.host, node.path, led=node.index > 0)
             except (ServerError, TimeoutError) as error:
                 why = str(error) or "its agent still lives"
                 observer.note("warning", f"{node.path} stays on {node.host.name}: {why}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cockpit.core.errors import ServerError
-from cockpit.engine.reconnect import Link
+from cockpit.engine.reconnect import AWAY, Link
 from cockpit.parse.states import parse_states
 from cockpit.store.records import access_of
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 STEP_TIMEOUT_S = 60.0
 BLOCK = 256 * 1024
+STATES_BY = 16 * 1024 * 1024  # of one run's states: they are read whole, and a server must not fill the memory
+CLEAN_S = 900.0  # a queue's folder may hold checkpoints, on a slow disk
 _MOST_RESTARTS = 5  # of an agent that says nothing new in between
 _TIDY_RETRY_S = 0.2
 _T = TypeVar("_T")
@@ -73,19 +75,28 @@ async def _ended_there(node: Node, runs: Sequence[str]) -> bool:
 async def clean_queue(host: Host, path: str, *, led: bool = False) -> None:
     """Wait until the queue's agent has left, and take its folder off the server; goes on over a loss of the link.
 
-    An agent that is `led` by another node's may not know yet that all is over: it is told.
+    An agent that is `led` by another node's may not know yet that all is over: it is told. TimeoutError where the
+    agent does not leave, or the server stays away.
     """
     from cockpit.telemetry import deploy
 
-    async def once() -> None:
-        if led and await deploy.alive(host, path):
-            await deploy.stop(host, path)
-        # another process lets go: there is no event to wait on
-        while await deploy.alive(host, path):  # noqa: ASYNC110
-            await asyncio.sleep(_TIDY_RETRY_S)
-        await deploy.clean(host, path)
+    now = asyncio.get_running_loop().time
+    async with asyncio.timeout(STEP_TIMEOUT_S) as bound:
 
-    await Link(host.name, lambda *_: None).keep(once)
+        async def once() -> None:
+            if led and await deploy.alive(host, path):
+                await deploy.stop(host, path)
+            # another process lets go: there is no event to wait on
+            while await deploy.alive(host, path):  # noqa: ASYNC110
+                await asyncio.sleep(_TIDY_RETRY_S)
+            bound.reschedule(now() + CLEAN_S)
+            try:
+                await deploy.clean(host, path, timeout=CLEAN_S)
+            except AWAY:
+                bound.reschedule(now() + STEP_TIMEOUT_S)
+                raise
+
+        await Link(host.name, lambda *_: None).keep(once)
 
 
 def nodes_of(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -100,11 +111,18 @@ async def step(work: Awaitable[_T]) -> _T:
 
 
 async def whole(host: Host, path: str) -> bytes:
-    """A small file of a server, from its start to where it ends now."""
+    """A small file of a server, from its start to where it ends now. Raises ServerError on one without end."""
     data = b""
     while more := await step(host.read(path, len(data), BLOCK)):
         data += more
+        if len(data) > STATES_BY:
+            raise endless(host, path)
     return data
+
+
+def endless(host: Host, path: str) -> ServerError:
+    """The error of a file of states that is longer than any agent makes it."""
+    return ServerError(f"{path} on {host.name} has more than {STATES_BY} bytes: it is not read further.")
 
 
 def spool_size(follower: RunFollower, node: int) -> int:

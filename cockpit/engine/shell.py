@@ -149,7 +149,7 @@ async def _put(host: Host, server: ServerSpec, run: RunPlan, packing: Packing, w
 
 async def _unpack(host: Host, python: str, archive: str, folder: str) -> None:
     await host.mkdirs(folder)
-    done = await host.run([python, "-m", "zipfile", "-e", archive, folder], timeout=_UNPACK_S)
+    done = await host.run([python, "-I", "-m", "zipfile", "-e", archive, folder], timeout=_UNPACK_S)
     if done.rc != 0:
         raise ServerError(
             f"{host.name}: {python} could not unpack {archive}: {done.last_words or done.rc}.",

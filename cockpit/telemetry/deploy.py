@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cockpit.core.errors import LaunchRefused, ServerError
+from cockpit.core.text import printable
 from cockpit.hosts import Completed, Host, layout
 from cockpit.telemetry.pack import Package, build_agent
 
@@ -20,6 +21,7 @@ _START_S = 60.0  # a cold disk and a slow interpreter; the agent itself needs a 
 _ASK_S = 30.0
 # A cockpit may itself be started by a run; its agent is not of that run, whose end would else sweep it away.
 _NOT_OF_A_RUN = ("env", "-u", "EKVI_OUT", "-u", "EKVI_CACHE", "-u", "EKVI_RUN", "-u", "EKVI_STAGE")
+_WORDS_BY = 500  # characters of what a server says, in a sentence
 _NOBODY: dict[str, Any] = {"alive": False, "pid": None, "runs": {}}
 
 
@@ -63,11 +65,11 @@ async def deploy(
     for sha256, path in (files or {}).items():
         await _put_archive(host, path, sha256, layout.files_file(workdir, sha256))
     await host.mkdirs(f"{q}/control")
-    for name, value in (secrets or {}).items():
-        await host.put(value, layout.secret_file(q, name))
     for run, config in configs.items():
         await _put_document(host, config, layout.config_file(q, run))
     await _put_launch(host, q, _Launch(agent.sha256[:16], None))
+    for name, value in (secrets or {}).items():  # as late as can be: a launch that breaks off may leave them there
+        await host.put(value, layout.secret_file(q, name))
     await host.put(document, layout.queue_file(q))
     return q
 
@@ -117,11 +119,11 @@ async def stop(host: Host, q: str, run: str | None = None) -> None:
     await host.put(b"", layout.stop_file(q, run))
 
 
-async def clean(host: Host, q: str) -> None:
+async def clean(host: Host, q: str, *, timeout: float = _ASK_S) -> None:
     """Let the agent tidy up a queue that is done: what its `clean` removes. Harmless where nothing is left."""
     launch = await _launch(host, q)
     if launch is not None and launch.python is not None:
-        done = await host.run([launch.python, launch.pyz(q), "clean", q], timeout=_ASK_S)
+        done = await host.run([launch.python, launch.pyz(q), "clean", q], timeout=timeout)
         if done.rc != 0:
             raise ServerError(f"Queue {q} on {host.name} could not be tidied up: {_why(done)}.")
 
@@ -131,13 +133,13 @@ def _object(done: Completed) -> dict[str, Any] | None:
     lines = done.stdout.decode(errors="replace").strip().splitlines()
     try:
         said = json.loads(lines[-1]) if done.rc == 0 and lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return said if isinstance(said, dict) else None
 
 
 def _why(done: Completed) -> str:
-    return (done.last_words or f"exit status {done.rc}").rstrip(".")
+    return printable(done.last_words)[:_WORDS_BY].rstrip(".") or f"exit status {done.rc}"
 
 
 async def _launch(host: Host, q: str) -> _Launch | None:
@@ -146,9 +148,12 @@ async def _launch(host: Host, q: str) -> _Launch | None:
         return None
     try:
         said = json.loads(data)
-        return _Launch(said["agent"], said["python"])
-    except (ValueError, KeyError, TypeError) as e:
-        raise ServerError(f"{layout.launch_file(q)} on {host.name} is damaged: {e}.") from e
+        agent, python = said["agent"], said["python"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        agent, python = None, None
+    if not isinstance(agent, str) or not isinstance(python, str | None):
+        raise ServerError(f"{layout.launch_file(q)} on {host.name} is damaged.", hint="Remove that queue there.")
+    return _Launch(agent, python)
 
 
 async def _put_launch(host: Host, q: str, launch: _Launch) -> None:

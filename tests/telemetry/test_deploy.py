@@ -149,8 +149,11 @@ async def test_a_python_that_is_not_there_is_named(q: str) -> None:
         await deploy.start(LocalHost(), q, "/nonexistent/python")
 
 
-async def test_a_damaged_launch_file_is_named(q: str) -> None:
-    Path(q, "launch.json").write_text("{")
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"agent": 1, "python": ["x"]}', '{"agent": null, "python": "x"}', "[" * 9999]
+)
+async def test_a_damaged_launch_file_is_named(q: str, text: str) -> None:
+    Path(q, "launch.json").write_text(text)
     with pytest.raises(ServerError, match=r"launch\.json on this machine is damaged"):
         await deploy.status(LocalHost(), q)
 
