@@ -141,7 +141,7 @@ async def _logins(host: Host, python: str) -> list[str]:
 def _names(data: bytes) -> list[str]:
     try:
         said = json.loads(data.decode(errors="replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [str(name) for name in said] if isinstance(said, list) else []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import ServerError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cockpit.hosts.base import Host
 
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED", "TIMEOUT", "STALLED", "NODE_FAIL", "PREEMPTED")
+_OLDEST_S = 100 * 365 * 86400.0  # what says more does not know
 _MOST = 12  # queues that are told one by one
 
 
@@ -38,8 +39,7 @@ async def leftovers(host: Host, workdir: str, python: str) -> Iterable[Finding]:
         )
     if not queues:
         return [ok("agents", f"no queue is left in {workdir}")]
-    ask = [] if host.access.address == "local" else ["ssh", host.access.address]
-    told = [_queue(q, [*ask, python, pyz]) for q in queues[:_MOST]]
+    told = [_queue(q, host.access.address, [python, pyz]) for q in queues[:_MOST]]
     if len(queues) > _MOST:
         told.append(warn("agents", f"and {len(queues) - _MOST} more queues in {workdir}/groups."))
     return told
@@ -59,13 +59,19 @@ def _queues(output: bytes) -> list[Mapping[str, Any]] | None:
     lines = output.decode(errors="replace").strip().splitlines()
     try:
         said = json.loads(lines[-1]) if lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     queues = said.get("queues") if isinstance(said, dict) else None
     return [q for q in queues if isinstance(q, dict)] if isinstance(queues, list) else None
 
 
-def _queue(queue: Mapping[str, Any], agent: list[str]) -> Finding:
+def _command(address: str, argv: Sequence[str]) -> str:
+    """A command that a user may copy: over ssh, whose far end reads its words once more."""
+    words = shlex.join(argv)
+    return words if address == "local" else shlex.join(["ssh", address, words])
+
+
+def _queue(queue: Mapping[str, Any], address: str, agent: Sequence[str]) -> Finding:
     """One queue: who works it, what is in it, and what tidies it up."""
     from cockpit.hosts.look import size
 
@@ -76,26 +82,27 @@ def _queue(queue: Mapping[str, Any], agent: list[str]) -> Finding:
     group, runs = str(queue.get("group")), [r for r in queue.get("runs") or [] if isinstance(r, dict)]
     left = [r for r in runs if r.get("state") not in _ENDED]
     by = queue.get("size_by")
-    what = f"group {group}, {age(queue.get('age_s'))}, {size(by if isinstance(by, int) else None)}"
-    clean = shlex.join([*agent, "clean", path])
+    what = f"group {group}, {age(queue.get('age_s'))}, {size(by if isinstance(by, int) and by < 1 << 63 else None)}"
+    clean = _command(address, [*agent, "clean", path])
+    named = shlex.quote(printable(group))  # a server's own word, in a command to copy
     if queue.get("alive"):
         running = queue.get("running")
         now = f", trains {', '.join(map(str, running))}" if isinstance(running, list) and running else ""
         to_go = f"{len(left)} of {len(runs)} runs to go"
         return ok("agents", f"{what}: an agent works it (pid {queue.get('pid')}{now}, {to_go})")
     if left:
-        stop = shlex.join([*agent, "stop", path])
+        stop = _command(address, [*agent, "stop", path])
         return warn(
             "agents",
             f"{what}: its agent is gone, and {len(left)} of {len(runs)} runs are not done.",
-            f"`ekvi-cockpit attach {group}` goes on with it; to give it up: {stop} && {clean}",
+            f"`ekvi-cockpit attach {named}` goes on with it; to give it up: {stop} && {clean}",
         )
-    return warn("agents", f"{what}: done, not fetched.", f"`ekvi-cockpit fetch {group}`; or throw it away: {clean}")
+    return warn("agents", f"{what}: done, not fetched.", f"`ekvi-cockpit fetch {named}`; or throw it away: {clean}")
 
 
 def age(seconds: Any) -> str:
     """Seconds in words."""
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or seconds < 0:
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < _OLDEST_S:
         return "of unknown age"
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:

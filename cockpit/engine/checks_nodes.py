@@ -52,7 +52,7 @@ def _holder(data: bytes) -> str | None:
     """The run that a slot's file names as training."""
     try:
         said = json.loads(data.decode(errors="replace") or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     run = said.get("run") if isinstance(said, dict) and "ended" not in said else None
     return str(run) if run else None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ENTRY = "EKVI_DATA_ENTRY"
 _KEY = re.compile(rb"[0-9a-f]{16}")
 _MANIFEST = "manifest.json"
+_MANIFEST_BY = 16 * 1024 * 1024  # it is read whole
 _SUMS = {  # a file of an entry, and the manifest's name for its SHA-256
     "tokens.bin": "sha256",
     "tokens.idx": "idx_sha256",
@@ -124,7 +125,8 @@ async def _fetch_one(host: Host, workdir: str, request: str, folder: Path, sourc
     entry = f"{data}/{key.decode()}"
     files = {}
     for name in (*_SUMS, _MANIFEST):
-        files[name] = await asyncio.wait_for(host.get(f"{entry}/{name}", folder / name, max_by=most), _COPY_S)
+        bound = min(most, _MANIFEST_BY) if name == _MANIFEST else most
+        files[name] = await asyncio.wait_for(host.get(f"{entry}/{name}", folder / name, max_by=bound), _COPY_S)
     manifest = _manifest(folder / _MANIFEST)
     wrong = [name for name, said in _SUMS.items() if files[name] != manifest.get(said)]
     if wrong:
@@ -138,7 +140,7 @@ async def _fetch_one(host: Host, workdir: str, request: str, folder: Path, sourc
 def _manifest(path: Path) -> Mapping[str, Any]:
     try:
         said = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}
 

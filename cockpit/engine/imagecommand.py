@@ -110,7 +110,7 @@ def _read(host: Host, output: bytes) -> Seen:
         digests = [str(d) for d in document.get("RepoDigests") or ()]
         layers = (document.get("RootFS") or {}).get("Layers") or ()
         content = (str(document.get("Created")), *map(str, layers))
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ServerError(f"The container engine of {host.name} did not say what its image is.") from None
     digest = next((printable(d).rpartition("@")[2] for d in digests), None)
     return Seen(image_id if image_id.startswith("sha256:") else f"sha256:{image_id}", digest, content)

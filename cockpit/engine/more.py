@@ -71,7 +71,7 @@ async def _node(
         if files:
             say(f"{files} files of {size(by)} are still on {host.name}.")
         elif ended and not left.sentences:
-            await asyncio.wait_for(clean_queue(host, node["path"]), _TIMEOUT_S)
+            await clean_queue(host, node["path"])
     except TimeoutError:
         raise ServerError(f"{host.name} did not answer in time.") from None
     finally:

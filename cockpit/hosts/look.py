@@ -222,7 +222,7 @@ async def _gpus_amd(host: Host, timeout: float) -> Gpus:
 def _json(output: bytes) -> Any:
     try:
         return json.loads(output.decode(errors="replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -124,7 +124,7 @@ def _said(done: Completed) -> dict[str, Any] | None:
     lines = done.stdout.decode(errors="replace").strip().splitlines()
     try:
         said = json.loads(lines[-1]) if lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return said if isinstance(said, dict) else None
 

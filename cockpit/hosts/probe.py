@@ -194,6 +194,6 @@ def _answer(done: Completed) -> dict[str, Any] | None:
         return None
     try:
         answer = json.loads(lines[-1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return answer if isinstance(answer, dict) and "version" in answer and "missing" in answer else None

@@ -174,14 +174,15 @@ def _count(fd: int, size: int) -> tuple[Counter[int], int]:
     return lines, agent_seq
 
 
-def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def raw_lines(path: Path, most_by: int = -1) -> Iterator[tuple[int, bytes]]:
     """Whole lines of a file with their number from 1; a last line without its newline is not given.
 
-    A missing file has none. Raises StoreError where the file cannot be read.
+    Pieces of lines longer than `most_by` bytes are left out. A missing file has none. Raises StoreError where the
+    file cannot be read.
     """
     try:
         with path.open("rb", buffering=_BLOCK) as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(most_by), b""), 1):
                 if line.endswith(b"\n"):
                     yield number, line
     except FileNotFoundError:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cockpit.store.columns import Columns
 
 _LINE_END_BLOCK = 1 << 16
+_TICK_BY = 4 << 20  # of a line of telemetry: a server may send one that fills the memory
 
 
 class RunDir:
@@ -141,7 +142,7 @@ class RunDir:
 
     def ticks(self, node: int = 0) -> Iterator[dict[str, Any]]:
         """A node's telemetry lines (hello, tick, gap) as JSON objects, in order; torn lines are left out."""
-        for _, line in raw_lines(self.path / layout.telemetry_of(node)):
+        for _, line in raw_lines(self.path / layout.telemetry_of(node), _TICK_BY):
             try:
                 tick = json.loads(line)
             except (ValueError, RecursionError):

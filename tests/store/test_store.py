@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from cockpit.core.errors import Exit, LaunchRefused, StoreError, UsageError
+from cockpit.store import layout
 from cockpit.store.errors import DiskFull
+from cockpit.store.journal import raw_lines
 from cockpit.store.resolve import Want
 from cockpit.store.rundir import RunDir
 from cockpit.store.store import Store
@@ -89,6 +91,16 @@ def test_a_run_keeps_what_it_is_told(store: Store) -> None:
     run.append_telemetry(b'{"type":"hello"}\n{"type":"tick","t\n[]\n{"type":"gap"}\n{"ty', 0)
     assert [t["type"] for t in run.ticks()] == ["hello", "gap"]
     assert (run.stdout_size, run.telemetry_size) == (14, 57)
+    run.close()
+
+
+def test_a_tick_without_end_is_not_read_whole(store: Store) -> None:
+    store.create(make_plan(), {})
+    run = store.run_dir(f"{GROUP}.left.r1")
+    data = b"[" * (10 << 20) + b'\n{"type":"gap"}\n'
+    run.append_telemetry(data, 0)
+    assert [t["type"] for t in run.ticks()] == ["gap"]
+    assert max(len(line) for _, line in raw_lines(run.path / layout.telemetry_of(0), 1 << 20)) <= 1 << 20
     run.close()
 
 
