@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cockpit.core.errors import UsageError
+from cockpit.core.text import printable
 from cockpit.metrics import interval, steady, words
 from cockpit.metrics.loss import loss_parity
 from cockpit.metrics.parity import parity
@@ -22,6 +23,7 @@ SCHEMA = "ekvi.compare/1"
 WITHIN = 0.01
 
 
+_REASONS = 3  # of runs that did not succeed are said, at the most
 _AGAIN = re.compile(r"\.try\d+$")  # how `run --resume` names a run that takes another's place
 
 
@@ -319,7 +321,9 @@ def _notes(sides: Sequence[Side], metrics: Sequence[dict[str, Any]]) -> list[str
         gone = side.left_out
         if gone:
             which = ", ".join(f"{r.id} ({r.state or 'state unknown'})" for r in gone)
-            notes.append(f"{side.name}: not counted, because they did not succeed: {which}.")
+            why = dict.fromkeys(printable(str(r.meta["reason"])) for r in gone if r.meta.get("reason"))
+            said = f" ({'; '.join([*why][:_REASONS]).rstrip('.')})" if why else ""
+            notes.append(f"{side.name}: not counted, because they did not succeed: {which}{said}.")
         again = [r.id for r in side.counted if _AGAIN.search(r.id)]
         if again:
             notes.append(f"{side.name}: stands in for a run that did not succeed: {', '.join(again)}.")

@@ -80,10 +80,12 @@ def parity(sides: Sequence[Side], *, strict: bool = False) -> dict[str, Any]:
     fair: nothing but info. labelled: something to know beside the figures. refused: `strict`, and the sides did not
     do the same work.
     """
-    facts = {s.name: [_facts(r) for r in s.counted] for s in sides}
+    # Of a side none of whose runs succeeded only what was planned is known: it says nothing by its silence.
+    facts = {s.name: [_facts(r) for r in s.counted or s.runs] for s in sides}
+    silent = {s.name for s in sides if not s.counted}
     swept = _swept(sides)
     keys = dict.fromkeys(key for runs in facts.values() for one in runs for key in one)
-    found = [d for key in keys if (d := _difference(key, facts, swept)) is not None]
+    found = [d for key in keys if (d := _difference(key, facts, swept, silent)) is not None]
     found += _throttling(sides)
     image = image_difference(sides)
     found += [] if image is None else [image]
@@ -123,7 +125,8 @@ def _facts(run: RunFacts) -> dict[str, Any]:
     out.update({k: known.get(k) for k in ("code_sha256", "cockpit")})
     out.update(_flat("", container_facts(run)))
     out["gpus"] = (run.summary.get("gpu") or {}).get("count")
-    out["nodes"] = len((run.meta.get("handle") or {}).get("nodes") or ()) or 1
+    if run.state == "SUCCEEDED":  # what was refused never had its nodes
+        out["nodes"] = len((run.meta.get("handle") or {}).get("nodes") or ()) or 1
     return {k: v for k, v in out.items() if v is not None}
 
 
@@ -196,12 +199,15 @@ def _rule(key: str) -> tuple[str | None, str]:
     return "info", "recorded with the run"
 
 
-def _difference(key: str, facts: Mapping[str, list[dict[str, Any]]], swept: set[str]) -> dict[str, Any] | None:
-    """What differs under `key` between or within the sides, or None."""
+def _difference(
+    key: str, facts: Mapping[str, list[dict[str, Any]]], swept: set[str], silent: set[str]
+) -> dict[str, Any] | None:
+    """What differs under `key` between or within the sides, or None; what `silent` sides do not say is nothing."""
     severity, why = _rule(key)
     if severity is None:
         return None
-    seen = {name: _values(key, runs) for name, runs in facts.items()}
+    told = {name: _values(key, runs) for name, runs in facts.items()}
+    seen = {name: values for name, values in told.items() if values or name not in silent}
     known = [v for v in seen.values() if v]
     alike = len(known) == len(seen) and len({json.dumps(v, default=str) for v in known}) <= 1
     several = bool(known) and len(known[0]) > 1
@@ -225,7 +231,7 @@ def _difference(key: str, facts: Mapping[str, list[dict[str, Any]]], swept: set[
     elif mixed:
         severity = "warning" if alike or (severity == "info" and not key.startswith("host.")) else severity
         why = f"the runs of {', '.join(mixed)} differ among themselves; {why}"
-    return {"key": key, "values": {n: _shown(key, v) for n, v in seen.items()}, "severity": severity, "why": why}
+    return {"key": key, "values": {n: _shown(key, v) for n, v in told.items()}, "severity": severity, "why": why}
 
 
 def _lists_packages(runs: Sequence[Mapping[str, Any]]) -> bool:

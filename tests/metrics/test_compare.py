@@ -403,3 +403,17 @@ def test_a_run_that_took_another_s_place_is_named() -> None:
     notes = " ".join(compare([side("left", [1000, 1001]), again])["notes"])
     assert "g.right.r2.try2" in notes
     assert "g.right.r1" not in notes
+
+
+def test_why_runs_did_not_succeed_is_said_once() -> None:
+    refused = "not launched: server b: nothing listens there."
+    gone = [
+        RunFacts(f"b{i}", {"state": "CANCELLED", "metrics": {}}, {"state": "CANCELLED", "reason": refused})
+        for i in (1, 2)
+    ]
+    there = [RunFacts("a1", {"state": "SUCCEEDED", "metrics": {}}, {"state": "SUCCEEDED"})]
+    (said,) = (n for n in compare([Side("a", there), Side("b", gone)])["notes"] if n.startswith("b:"))
+    assert said == (
+        "b: not counted, because they did not succeed: b1 (CANCELLED), b2 (CANCELLED)"
+        " (not launched: server b: nothing listens there)."
+    )

@@ -28,7 +28,7 @@ def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 def side(name: str, *metas: dict[str, Any], metrics: dict[str, Any] | None = None) -> Side:
     """A side of runs with these run.json."""
-    summary = {"state": "SUCCEEDED", "metrics": metrics or {}}
+    summary = {"state": metas[0]["state"], "metrics": metrics or {}}
     return Side(name, [RunFacts(f"{name}{i}", summary, m) for i, m in enumerate(metas)])
 
 
@@ -280,3 +280,11 @@ def test_another_number_of_gpus_or_nodes_is_a_warning() -> None:
         for name, count in (("a", 8), ("b", 4))
     ]
     assert [(d["key"], d["severity"]) for d in parity(sides)["differences"]] == [("gpus", "warning")]
+
+
+def test_a_side_that_was_refused_is_not_said_to_differ_in_what_nobody_could_record() -> None:
+    refused = changed(meta(server="b", state="CANCELLED"), "provenance", ...)
+    assert severities(meta(), refused) == {}
+    other = Side("b", [RunFacts("b0", {"state": "CANCELLED"}, changed(refused, "config.model.layers", 8))])
+    (found,) = parity([side("a", meta()), other])["differences"]
+    assert (found["key"], found["severity"], found["values"]) == ("model.layers", "blocking", {"a": 4, "b": 8})
