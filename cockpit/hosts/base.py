@@ -17,10 +17,12 @@ from typing import Protocol
 
 from cockpit.core.errors import ServerError
 from cockpit.core.records import Access, Chunk
+from cockpit.core.text import printable
 
 BLOCK_BY = 256 * 1024  # most bytes in one Chunk: below it a pass costs more than its bytes, above it a screen waits
 POLL_S = 0.05
 LAST_WORDS_BY = 64 * 1024  # of what a long command printed
+_WORDS_BY = 500  # characters of them in a sentence
 SLOW_DISK_BY_S = 20e6  # bytes a second that every disk is taken to read, sum and force to the platter
 TREE_TIMES = 10  # of a file operation's time: what a whole folder of files may take
 
@@ -75,11 +77,15 @@ class Completed:
 
     @property
     def last_words(self) -> str:
-        """The last line that says something, of stderr or else of stdout; empty where neither has one."""
+        """The last line that says something, of stderr or else of stdout; empty where neither has one.
+
+        Fit to show: a server may print anything.
+        """
         for stream in (self.stderr, self.stdout):
-            lines = [line.strip() for line in stream.decode(errors="replace").splitlines() if line.strip()]
-            if lines:
-                return lines[-1]
+            lines = printable(stream[-LAST_WORDS_BY:].decode(errors="replace")).splitlines()
+            said = [line.strip() for line in lines if line.strip()]
+            if said:
+                return said[-1][:_WORDS_BY]
         return ""
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from cockpit.core.errors import LaunchRefused, ServerError
-from cockpit.core.text import printable
 from cockpit.hosts import Completed, Host, layout
 from cockpit.telemetry.pack import Package, build_agent
 
@@ -21,7 +20,6 @@ _START_S = 60.0  # a cold disk and a slow interpreter; the agent itself needs a 
 _ASK_S = 30.0
 # A cockpit may itself be started by a run; its agent is not of that run, whose end would else sweep it away.
 _NOT_OF_A_RUN = ("env", "-u", "EKVI_OUT", "-u", "EKVI_CACHE", "-u", "EKVI_RUN", "-u", "EKVI_STAGE")
-_WORDS_BY = 500  # characters of what a server says, in a sentence
 _NOBODY: dict[str, Any] = {"alive": False, "pid": None, "runs": {}}
 
 
@@ -139,7 +137,7 @@ def _object(done: Completed) -> dict[str, Any] | None:
 
 
 def _why(done: Completed) -> str:
-    return printable(done.last_words)[:_WORDS_BY].rstrip(".") or f"exit status {done.rc}"
+    return (done.last_words or f"exit status {done.rc}").rstrip(".")
 
 
 async def _launch(host: Host, q: str) -> _Launch | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cockpit.hosts.base import BLOCK_BY
+from cockpit.hosts.base import BLOCK_BY, Completed
 from cockpit.hosts.far_call import source
 from cockpit.hosts.following import Following
 
@@ -53,3 +53,10 @@ def test_a_full_block_is_handed_out_whole() -> None:
     (chunk,) = following.feed(b"[0,0,%d]\n" % BLOCK_BY + b"x" * BLOCK_BY)
     assert len(chunk.data) == BLOCK_BY
     assert following.changes() == b""
+
+
+def test_last_words_are_short_and_fit_to_show() -> None:
+    said = Completed(1, b"", b"first\n\x1b]0;gone\x07" + b"x" * 10_000_000 + b"\n \n")
+    assert set(said.last_words) == {"x"}
+    assert len(said.last_words) < 1000
+    assert Completed(1, b"out\n", b"\xff \x1b[2Jwhy\n").last_words == "\ufffd why"
