@@ -89,6 +89,11 @@ class Packing:
                     )
                 try:
                     self._made[local] = self._archive(source)
+                except UnicodeEncodeError as e:
+                    raise ConfigError(
+                        f"servers.{server.name}.files: {local} has a file whose name is no UTF-8: {e.object!a}.",
+                        hint="Rename it.",
+                    ) from e
                 except OSError as e:
                     raise ConfigError(
                         f"servers.{server.name}.files: {e.filename or local} cannot be read: {e.strerror or e}."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -128,6 +129,10 @@ def matches(path: str, patterns: Sequence[str]) -> bool:
 
 def bad_name(path: str) -> bool:
     """Whether a server's name for a file would lead out of the folder, or be no name to show."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:  # half a character, as JSON may spell it
+        return True
     return path.startswith("/") or printable(path) != path or "\n" in path or "\t" in path or any(
         part in ("", ".", "..") for part in path.split("/")
     )  # fmt: skip

@@ -67,14 +67,18 @@ class Link(Protocol):
 def command_line(argv: Sequence[str], mark: str | None = None) -> str:
     """`argv` as one line that every login shell passes on to `sh` unchanged; with a mark, see `Call`.
 
-    Raises ServerError for a word with a NUL, which no command can be given.
+    Raises ServerError for a word with a NUL or half a character, which no command can be given.
     """
     if not argv or any("\0" in word for word in argv):
         raise ServerError("A command cannot be sent: it is empty, or a word of it holds a NUL character.")
     script = f"exec {shlex.join(argv)}"
     if mark is not None:
         script = f"printf '\\n{mark} %s\\n' $$; {script}"
-    coded = [chr(b) if b in _PLAIN else f"\\0{b:03o}" for b in os.fsencode(script)]
+    try:
+        said = os.fsencode(script)
+    except UnicodeEncodeError as e:
+        raise ServerError(f"A command cannot be sent: {e.object[e.start]!a} is half a character.") from None
+    coded = [chr(b) if b in _PLAIN else f"\\0{b:03o}" for b in said]
     pieces = ("".join(coded[i : i + _PIECE]) for i in range(0, len(coded), _PIECE))
     words = " ".join(f"'{piece}'" for piece in pieces)
     return f"""exec sh -c 'eval "$(printf %b "$@")"' sh {words}"""

@@ -43,7 +43,9 @@ def test_any_pattern_is_taken(path: str, pattern: str) -> None:
     matches(path, (pattern,))
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "a\x1b]0;x\x07", "a\nb", "", "a//b", ".", "a/."])
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../x", "a/../b", "a\x1b]0;x\x07", "a\nb", "", "a//b", ".", "a/.", "a\ud800"]
+)
 def test_names_that_lead_out_or_cannot_be_shown(path: str) -> None:
     assert bad_name(path)
 
@@ -159,3 +161,11 @@ def test_a_command_s_artifacts_come_home_unless_a_user_names_others() -> None:
     assert Wanted(("**",)).of_run(config).patterns == ("*.json",)
     assert Wanted(("*.pt",), asked=True).of_run(config).patterns == ("*.pt",)
     assert Wanted(("*.pt",)).of_run({"runner": {"name": "megatron"}}).patterns == ("*.pt",)
+
+
+async def test_a_name_that_is_no_utf8_comes_home(run_dir: RunDir, out: Path) -> None:
+    (out / "\udcff.pt").write_text("bytes")
+    left = await fetch(run_dir, Source(LocalHost(), str(out)), Wanted(("*.pt",)))
+    assert not left.sentences
+    assert (run_dir.artifacts / "\udcff.pt").read_text() == "bytes"
+    assert run_dir.meta()["artifacts"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from cockpit.core.errors import LaunchRefused
+from cockpit.core.errors import ConfigError, LaunchRefused, ServerError
+from cockpit.core.records import ServerSpec
+from cockpit.engine.deliver import Packing
 from cockpit.engine.putting import _Launch, _Queue
 from cockpit.hosts import LocalHost, layout
+from cockpit.hosts.remote import command_line
 
 OURS: dict[str, Any] = {"schema": "ekvi.queue/1", "group": "g", "key": "k"}
 
@@ -58,3 +62,15 @@ async def test_another_queue_in_that_place_is_left_alone(tmp_path: Path) -> None
     await asyncio.wait_for(_refuse(queue), 20)
     assert (paths[0] / "secrets" / "TOKEN").exists()
     assert not paths[1].exists()
+
+
+def test_a_local_file_whose_name_no_archive_can_hold_is_named(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "\udcff.sh").touch()
+    with closing(Packing()) as packing, pytest.raises(ConfigError, match=r"name is no UTF-8: '.*\\udcff\.sh'"):
+        packing.pack(ServerSpec(name="left", files={str(tmp_path / "scripts"): "/x"}))
+
+
+def test_half_a_character_is_no_word_of_a_command() -> None:
+    with pytest.raises(ServerError, match=r"'\\ud800' is half a character"):
+        command_line(["echo", "\ud800"])
