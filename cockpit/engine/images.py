@@ -180,13 +180,15 @@ def build_args(launch: Mapping[str, Any]) -> dict[str, str]:
 def build_argv(launch: Mapping[str, Any], vendor: str, tag: str) -> list[str]:
     """The engine's words that build an image from a context on standard input.
 
-    Build arguments are named, and valued by the client's environment: an index with a login stands in no argv.
+    Build arguments are named, and valued by the client's environment: an index with a login stands in no argv. Of a
+    build that fails, docker's old builder keeps the last step's container unless it is told to remove it.
     """
     named = [word for name in build_args(launch) for word in ("--build-arg", name)]
     label = f"org.opencontainers.image.version={tag.rpartition(':')[2]}"
     network = str(launch.get("network") or "host")
     dockerfile = f"{kind_of(vendor)}/Dockerfile"
-    return ["build", "--file", dockerfile, "--network", network, "--tag", tag, "--label", label, *named, "-"]
+    words = ["build", "--force-rm", "--file", dockerfile, "--network", network, "--tag", tag]
+    return [*words, "--label", label, *named, "-"]
 
 
 def context(kind: str, folder: Path | None = None) -> bytes:

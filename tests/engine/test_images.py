@@ -103,7 +103,7 @@ def test_build_arguments_are_named_in_the_argv_and_not_valued() -> None:
     }
     argv = build_argv(launch, "amd", "ekvi-cockpit/rocm:1")
     assert argv == [
-        *("build", "--file", "rocm/Dockerfile", "--network", "host", "--tag", "ekvi-cockpit/rocm:1"),
+        *("build", "--force-rm", "--file", "rocm/Dockerfile", "--network", "host", "--tag", "ekvi-cockpit/rocm:1"),
         *("--label", "org.opencontainers.image.version=1"),
         *("--build-arg", "PIP_INDEX_URL", "--build-arg", "BASE_IMAGE", "-"),
     ]

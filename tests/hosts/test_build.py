@@ -73,10 +73,12 @@ def test_building_again_gives_the_same_image(host: Engine) -> None:
     ("wheels", "words"), [("hidden", "torch was replaced"), ("wants", "beside the base image's torch")]
 )
 def test_another_torch_fails_the_build(host: Engine, dockerd: Dockerd, wheels: str, words: str) -> None:
+    before = dockerd.run("ps", "-aq").stdout
     with pytest.raises(LaunchRefused, match=words):
         built(host, launch(wheels=wheels))
     tag = image_tag(launch(wheels=wheels), "nvidia")
     assert dockerd.run("image", "inspect", tag, check=False).returncode != 0
+    assert dockerd.run("ps", "-aq").stdout == before, "a step's container, with the build's arguments in it, stays"
 
 
 def test_a_base_without_torch_gets_one_for_a_cpu_and_is_refused_for_gpus(host: Engine, dockerd: Dockerd) -> None:
