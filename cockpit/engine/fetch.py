@@ -160,7 +160,7 @@ async def fetch(run_dir: RunDir, source: Source, wanted: Wanted, *, again: bool 
         got, said = arrived.get(entry.path), there.get(entry.path)
         if got is not None and said not in (None, got):
             # It came before a break, or changed on its way.
-            got = await _get(run_dir, source, entry, wanted, left)
+            got = await _get(run_dir, source, entry, left)
         if got is None:
             continue
         target = run_dir.artifact(source.prefix + entry.path)
@@ -186,7 +186,7 @@ async def _arrive(
             before = known.get(name) or {}
             if before.get("by") == entry.size and _home(run_dir, name, entry.size):
                 arrived[entry.path] = before["sha256"]
-            elif (got := await _get(run_dir, source, entry, wanted, left)) is not None:
+            elif (got := await _get(run_dir, source, entry, left)) is not None:
                 arrived[entry.path] = got
                 fresh[name] = {"by": entry.size, "sha256": got}
             if fresh and time.monotonic() - noted > _NOTE_S:
@@ -229,7 +229,7 @@ def _home(run_dir: RunDir, path: str, by: int) -> bool:
     return target.is_file() and target.stat().st_size == by
 
 
-async def _get(run_dir: RunDir, source: Source, entry: Entry, wanted: Wanted, left: Left) -> str | None:
+async def _get(run_dir: RunDir, source: Source, entry: Entry, left: Left) -> str | None:
     """The SHA-256 of a file that came home, or None."""
     try:
         target = run_dir.artifact(source.prefix + entry.path)

@@ -15,6 +15,7 @@ from typing import Any
 
 from cockpit.core.errors import ServerError
 from cockpit.core.text import printable
+from cockpit.core.text import size as plain_size
 from cockpit.hosts.base import Host
 
 _LONGEST = 200  # characters of a value that a sentence may quote
@@ -333,11 +334,4 @@ def _real(text: str | None) -> float | None:
 
 def size(by: int | None) -> str:
     """Bytes in words: 12.3 GB."""
-    if by is None:
-        return "unknown"
-    value = float(by)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    return "unknown" if by is None else plain_size(by)

@@ -136,7 +136,7 @@ class Nodes:
         self._next_call = now + random.uniform(*PAUSE_S)  # noqa: S311 nothing secret
         return True
 
-    def waits_for(self, run: RunWork) -> str:
+    def waits_for(self) -> str:
         """What a run waits for before its turn, in words."""
         if not self.leads:
             return "waits for node %s" % self.peers.names[0] + (

@@ -243,7 +243,7 @@ class Worker:
             if other is not run and (i or busy):
                 other.pending("waits for its turn")
             elif other is not run and not nodes.leads:
-                other.pending(nodes.waits_for(other))
+                other.pending(nodes.waits_for())
         if run is None:
             self._give_back(nodes)
             return
@@ -261,7 +261,7 @@ class Worker:
                 nodes.let_go()
                 run.begin(slot)
                 return
-            reason = nodes.waits_for(run)
+            reason = nodes.waits_for()
         run.pending(reason)
         if nodes.leads and self._slot is not None and nodes.give_up(now):
             self._give_back(nodes)
