@@ -195,7 +195,7 @@ def _rocm(pid: int, value: Any, gpus: Any) -> Iterator[Tenant]:
     """One process: `name, count of GPUs, bytes, ...`, and the GPUs' indices, `[0, 1]` as text or list."""
     cells = [c.strip() for c in value.split(",")] if isinstance(value, str) else []
     words = gpus if isinstance(gpus, list) else str(gpus or "").strip("[] ").replace(",", " ").split()
-    indices = [
+    indices: list[int | None] = [
         i for word in words if (i := _whole(word if isinstance(word, int) else str(word).strip("'\""))) is not None
     ]
     memory = _whole(cells[2]) if len(cells) > 2 and len(indices) < 2 else None  # of several GPUs it is the sum
