@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cockpit.hosts.base import Host
 
 STEP_TIMEOUT_S = 60.0
-BLOCK = 256 * 1024
+BLOCK = 8 << 20  # read at once where it is not followed: each read starts a Python on the server
 STATES_BY = 16 * 1024 * 1024  # of one run's states: they are read whole, and a server must not fill the memory
 CLEAN_S = 900.0  # a queue's folder may hold checkpoints, on a slow disk
 _MOST_RESTARTS = 5  # of an agent that says nothing new in between

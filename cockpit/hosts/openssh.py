@@ -81,6 +81,7 @@ class OpensshLink:
         words = ["ssh", "-S", self._socket, "-o", f"ConnectTimeout={max(1, round(access.connect_timeout_s))}"]
         words += ["-o", f"ServerAliveInterval={max(1, round(access.keepalive_s))}"]
         words += ["-o", f"ServerAliveCountMax={access.keepalive_count}", "-o", "StrictHostKeyChecking=yes"]
+        words += ["-o", "ForwardAgent=no"]  # a connection that is held for days lends nobody the user's keys
         if batch:
             words += ["-o", "BatchMode=yes"]
         if access.config is not None:

@@ -292,7 +292,7 @@ class Wire(threading.Thread):
                 if line not in self._lines:
                     return
             line.flush()
-        except (OSError, ValueError, RecursionError, _Stranger) as error:
+        except (OSError, ValueError, OverflowError, RecursionError, _Stranger) as error:
             if line in self._lines:
                 self._drop(line, str(error) or "it made no sense")
 
