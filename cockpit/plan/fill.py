@@ -1,7 +1,7 @@
 """Configuration keys filled into a command: `{seq_length}`, `{output}`, `{training.micro_batch}`.
 
-Only `{name}` in small letters is a key; `{{name}}` stands for the text `{name}`, `${name}` is a shell's and stays, and
-so do all other braces, JSON's for instance.
+Only `{name}` in small letters is a key; `{{name}}` stands for the text `{name}`; `${name}` is a shell's and stays,
+and so do all other braces, JSON's for instance.
 """
 
 from __future__ import annotations
