@@ -193,10 +193,10 @@ def test_a_server_that_stops_and_starts_again_is_lost_and_then_tells_the_truth(
     machine.stop()
     eventually(lambda: "LOST" in far.states(run))
     assert cockpit.poll() is None, "it goes on trying"
-    assert far.meta(run)["state"] == "LOST"
+    eventually(lambda: far.meta(run)["state"] == "LOST")  # written after the journal
     machine.start()
     eventually(lambda: far.states(run)[-1] == "RUNNING")
-    assert far.meta(run)["state"] == "RUNNING"
+    eventually(lambda: far.meta(run)["state"] == "RUNNING")
     far.release()
     assert cockpit.wait(120) == 0, far.said()
     for each in far.group["runs"]:
