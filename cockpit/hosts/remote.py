@@ -24,6 +24,7 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _PIECE = 16_000  # characters of one word: kernels bound a word to 128 KiB
 _PREAMBLE_BY = 1024 * 1024  # what a shell's start-up files may print before the mark
 _KILL_S = 5.0
+_MARK_S = 5.0  # for the mark of a command that is ended before it came
 
 
 class Running(Protocol):
@@ -95,6 +96,7 @@ class Call:
         self._link = link
         self._mark = f"@ekvi-{secrets.token_hex(8)}"
         self._running: Running | None = None
+        self._head = b""  # what came before the mark
         self._rest = b""
         self._group: int | None = None
         self._ended = False
@@ -102,17 +104,19 @@ class Call:
     async def start(self) -> None:
         """Start it and wait for the mark. Raises ServerLost, LoginRefused, ServerError."""
         self._running = await self._link.start(command_line(self._argv, self._mark))
+        await self._hear_mark()
+
+    async def _hear_mark(self) -> None:
         found = re.compile(rb"(?:^|\n)" + self._mark.encode() + rb" ([0-9]{1,10})\n")
-        head = b""
-        while (begin := found.search(head)) is None:
-            if len(head) > _PREAMBLE_BY:
+        while (begin := found.search(self._head)) is None:
+            if len(self._head) > _PREAMBLE_BY:
                 raise ServerError(f"The login shell on {self.name} prints without end before a command begins.")
-            more = await self._running.read(BLOCK_BY)
+            more = await self.running.read(BLOCK_BY)
             if not more:
-                raise await self._never_began(head)
-            head += more
+                raise await self._never_began(self._head)
+            self._head += more
         self._group = int(begin[1])
-        self._rest = head[begin.end() :]
+        self._rest = self._head[begin.end() :]
 
     async def _never_began(self, head: bytes) -> ServerError:
         assert self._running is not None
@@ -169,6 +173,10 @@ class Call:
         if self._running is None:
             return
         try:
+            if not self._ended and self._group is None:  # who was cancelled early must still learn whom to end
+                with contextlib.suppress(ServerError, TimeoutError):
+                    async with asyncio.timeout(_MARK_S):
+                        await self._hear_mark()
             if not self._ended and self._group is not None:
                 await asyncio.shield(self._kill())
         finally:
