@@ -38,8 +38,8 @@ async def configured(access: Access) -> tuple[Way, asyncssh.SSHClientConnectionO
         values["username"] = user
     if access.port is not None:
         values["port"] = access.port
-    if access.config is not None:
-        values["config"] = [_file("SSH configuration", access.config)]
+    # () is the user's own ~/.ssh/config; asyncssh's options take their default, None, for no configuration at all.
+    values["config"] = [_file("SSH configuration", access.config)] if access.config is not None else ()
     if access.identity is not None:
         values |= {"client_keys": [_file("identity file", access.identity)], "ignore_encrypted": True}
     try:

@@ -44,6 +44,19 @@ def _fingerprint(server: Sshd) -> str:
     return said.stdout.split()[1]
 
 
+async def test_without_a_named_configuration_the_users_own_counts(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".ssh").mkdir()
+    shutil.copy(server.config, tmp_path / ".ssh" / "config")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    host = connect(server.access(config=None))
+    try:
+        assert (await host.run(["echo", "here"])).stdout == b"here\n"
+    finally:
+        await host.close()
+
+
 async def test_a_changed_host_key_is_refused_with_both_fingerprints_and_the_mend_works(server: Sshd) -> None:
     known = _fingerprint(server)
     server.rekey()
