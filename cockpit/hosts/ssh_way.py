@@ -33,7 +33,8 @@ class _Client(asyncssh.SSHClient):
 async def configured(access: Access) -> tuple[Way, asyncssh.SSHClientConnectionOptions]:
     """What the configuration says of a server. Raises LoginRefused where it, or a file it names, cannot be used."""
     user, _, host = access.address.rpartition("@")
-    values: dict[str, Any] = {"host": host}
+    # A connection that is held for days lends nobody the user's keys, whatever ForwardAgent says.
+    values: dict[str, Any] = {"host": host, "agent_forwarding": False}
     if user:
         values["username"] = user
     if access.port is not None:
