@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import signal
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import redirect_stderr
 from typing import ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -30,7 +32,8 @@ class Apart:
             return await asyncio.to_thread(function, *args, **kwargs)
         if self._pool is None:
             context = multiprocessing.get_context("spawn")  # a fork would take the screen's threads and files along
-            self._pool = ProcessPoolExecutor(1, context, initializer=_alone)
+            with redirect_stderr(sys.__stderr__):  # a screen's own has file number -1, which no child can be given
+                self._pool = ProcessPoolExecutor(1, context, initializer=_alone)
         try:
             return await asyncio.wrap_future(self._pool.submit(function, *args, **kwargs))
         except BrokenProcessPool:  # it was killed from outside: the figures are still wanted

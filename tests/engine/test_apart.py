@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -49,3 +51,33 @@ async def test_figures_come_also_where_the_process_was_killed() -> None:
         assert await apart(_pid) == os.getpid()
     finally:
         apart.close()
+
+
+_ON_A_SCREEN = """
+import asyncio, os
+from textual.app import App
+from cockpit.engine.apart import Apart
+
+class Screen(App):
+    async def on_mount(self):
+        apart = Apart(process=True)
+        pid = await apart(os.getpid)
+        apart.close()
+        self.exit(pid)
+
+async def main():
+    app = Screen()
+    async with app.run_test():
+        pass
+    assert app.return_value not in (None, os.getpid())
+
+asyncio.run(main())
+"""
+
+
+def test_a_screen_can_start_the_process() -> None:
+    # A process of its own: what multiprocessing starts once would be there already from another test.
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_A_SCREEN], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
