@@ -111,7 +111,7 @@ def test_what_ignores_term_is_killed_by_the_engine_after_the_grace(dock: Dock) -
 
 
 def test_silence_is_a_stall(dock: Dock) -> None:
-    dock.dock({"a": dock.create("a", "sh", "-c", "echo last words; sleep 60", stall_after_s=1.0, stop_grace_s=0.0)})
+    dock.dock({"a": dock.create("a", "sh", "-c", "echo last words; sleep 60", stall_after_s=5.0, stop_grace_s=0.0)})
     dock.work_to_end()
     assert dock.last("a")["state"] == "STALLED"
     assert "the last line was: last words" in dock.last("a")["reason"]
