@@ -214,7 +214,7 @@ async def _ask(argv: Sequence[str], timeout: float, *, output: bool = False) -> 
 def _no_ssh(e: OSError) -> ServerError:
     return ServerError(
         f"The system's ssh cannot be started: {e.strerror}.",
-        hint="Install OpenSSH, or set the server's transport to asyncssh.",
+        hint="Install OpenSSH, or set the server's ssh.transport to asyncssh.",
     )
 
 

@@ -175,7 +175,7 @@ async def check_python(
     if answer is None:
         raise LaunchRefused(
             f"{python} on {host.name} is no Python that runs: {done.last_words or f'status {done.rc}'}.",
-            hint="Set the server's python to the interpreter that has the training stack.",
+            hint="Set the server's python to one that is there; without a container it is also the one that trains.",
         )
     version = tuple(int(part) for part in answer["version"])
     if version[:2] < minimum:

@@ -65,7 +65,7 @@ def explain(e: Exception, way: Way) -> ServerError:
     if isinstance(e, asyncssh.KeyExchangeFailed | asyncssh.ProtocolNotSupported):
         return LoginRefused(
             f"{way.where} and the cockpit have no way to talk in common: {_words(e)}.",
-            hint=f"See whether `{way.ssh()}` works, and set the server's transport to openssh if it does.",
+            hint=f"See whether `{way.ssh()}` works, and set the server's ssh.transport to openssh if it does.",
         )
     if isinstance(e, asyncssh.DisconnectError):
         return ServerLost(
@@ -86,7 +86,7 @@ def _system(e: Exception, way: Way) -> ServerError:
     if isinstance(e, TimeoutError):
         return ServerLost(
             f"{way.where} did not answer within {way.access.connect_timeout_s:g} s.",
-            hint="Check that it is up and that no firewall stands between, or raise connect_timeout_s.",
+            hint="Check that it is up and that no firewall stands between, or raise its ssh.connect_timeout_s.",
         )
     if isinstance(e, ConnectionRefusedError):
         return ServerLost(
@@ -138,7 +138,7 @@ def _login(way: Way) -> LoginRefused:
     return LoginRefused(
         sentence,
         hint=f"Check the user and the key with `{way.ssh()}`; "
-        "where that asks for a password or a code, set the server's transport to openssh.",
+        "where that asks for a password or a code, set the server's ssh.transport to openssh.",
     )
 
 

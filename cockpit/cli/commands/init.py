@@ -48,7 +48,7 @@ def init(args: argparse.Namespace) -> int:
 def _need_terminal() -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            "`init` asks its questions on a terminal, and this is none.", hint=f"In a script: {_OPTIONS}."
+            "`init` asks its questions on a terminal, and this is none.", hint=f"In a script: {_OPTIONS}"
         )
 
 
@@ -69,7 +69,10 @@ def _say_next(wanted: Any, note: str | None) -> None:
         sys.stderr.write(note + "\n")
     if wanted.profile is None:
         names = ",".join(wanted.servers)
-        sys.stderr.write(f"Next: `ekvi-cockpit servers test`, then `run --profile P --servers {names}`.\n")
+        sys.stderr.write(
+            f"Next: `ekvi-cockpit servers test`, then `run --profile P --servers {names}` (see `profiles list`).\n"
+            "--name P writes a profile for them as well.\n"
+        )
         return
     build = f"`build --profile {wanted.profile}`, " if wanted.launcher == "container" and not wanted.image else ""
     sys.stderr.write(
@@ -81,7 +84,9 @@ def _from_options(args: argparse.Namespace) -> Any:
     from cockpit.engine.init import PLAIN, Wanted, name_for
 
     if not args.server:
-        raise UsageError("--yes needs at least one --server.", hint="--server USER@HOST, or --server NAME=USER@HOST.")
+        raise UsageError(
+            "--yes needs at least one --server.", hint="Add --server USER@HOST, or --server NAME=USER@HOST."
+        )
     servers: dict[str, Mapping[str, Any]] = {}
     for word in args.server:
         name, equals, address = word.partition("=")
