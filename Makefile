@@ -21,7 +21,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(PIP) -e '.[train,dev]'
+	$(PIP) -e '.[train,serve,dev]'
 	@touch $@
 
 run: $(VENV)/.run

@@ -9,21 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import Exit, ServerError
 from cockpit.core.events import Diagnostic, State, StateChange
-from cockpit.core.records import Access, Limits
+from cockpit.core.records import Access
 from cockpit.core.text import size
-from cockpit.engine.fetch import Left, Source, Wanted
-from cockpit.engine.finish import finish_run
+from cockpit.engine.queue_home import Room, WayHome
 from cockpit.engine.queue_node import (
     BLOCK,
     STATES_BY,
     STEP_TIMEOUT_S,
     Node,
-    clean_queue,
     endless,
     keep_agent,
     nodes_of,
@@ -38,27 +35,11 @@ from cockpit.hosts.backoff import Backoff
 from cockpit.hosts.base import FileTruncated, LoginRefused
 
 if TYPE_CHECKING:
-    from cockpit.engine.apart import Apart
     from cockpit.engine.follower import RunFollower
-    from cockpit.engine.observer import Observer
-    from cockpit.engine.patience import Patience
     from cockpit.hosts.base import Host
 
 _SILENCE_S = 4.0  # the agent writes telemetry twice a second while a run lives
 _NODE_WAIT_S = 30.0  # how long a run's end waits for a node that is away
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What the queues of a session share."""
-
-    observer: Observer
-    patience: Patience
-    apart: Apart
-    wanted: Wanted
-    limits: Limits
-    group: str
-    once: bool = False
 
 
 class QueueFollow:
@@ -79,10 +60,9 @@ class QueueFollow:
         self._for_good: set[str] = set()  # LOST, and nobody has more to say of them
         self._unfinished = [r for r, f in followers.items() if f.state.state.final and not f.dir.has_summary]
         self._runs = [r for r, f in followers.items() if not f.state.state.final]
-        self._keep = False  # something of it could not be brought home: leave it on the server
-        self._left = Left()
         self._wishes: list[str | None] = []
         self._nodes = [self._node(i, r, connect) for i, r in enumerate(nodes_of(record))]
+        self._home = WayHome(followers, self._nodes, room)
 
     def _node(self, index: int, record: Mapping[str, Any], connect: Callable[[Access], Host]) -> Node:
         host = connect(Access.from_json(record["access"]))
@@ -169,7 +149,7 @@ class QueueFollow:
             await self._found(node)
             await self._go(node)
         if self.done():
-            await self._tidy()
+            await self._home.tidy()
 
     async def _side(self, node: Node) -> None:
         """Follow another node; what goes wrong there is said, and the leader knows what it means for the runs."""
@@ -244,7 +224,7 @@ class QueueFollow:
             return
         node.cursors.pop(cut.path, None)
         node.gone.add(cut.path)
-        self._keep = True
+        self._home.keep = True
         self._room.observer.note(
             "warning", f"{cut.message} What is here is kept; the rest of that file is not followed."
         )
@@ -276,7 +256,7 @@ class QueueFollow:
         if path in node.gone:
             return
         node.gone.add(path)
-        self._keep = True
+        self._home.keep = True
         what = "output" if name == "spool.log" else "telemetry"
         said = f"{run}: more than {size(self._room.limits.log_by)} of {what}: no more of it is taken (limits.log_by)."
         self._room.observer.note("warning", f"{said} The run goes on, and the rest stays on the server.")
@@ -299,7 +279,7 @@ class QueueFollow:
                 node.cursors.pop(f"{node.path}/runs/{run}/{name}", None)
         self._unfinished.append(run)  # also where the link breaks on the way
         await follower.finish()
-        await self._bring_home(run)
+        await self._home.fetch(run)
         self._unfinished.remove(run)
 
     async def _drain(self, node: Node, run: str, *, states: bool = False) -> None:
@@ -325,30 +305,14 @@ class QueueFollow:
                     await asyncio.sleep(pauses.next())
         except TimeoutError:
             pass
-        self._keep = True
+        self._home.keep = True
         self._room.observer.note("warning", f"{run}: the last words of {node.host.name} are missing: it is away.")
 
     async def _finish_old(self, there: bool) -> None:
         """Runs whose end was told when a cockpit was killed before they were home."""
         while self._unfinished:
-            await self._bring_home(self._unfinished[0], there)
+            await self._home.fetch(self._unfinished[0], there)
             self._unfinished.pop(0)
-
-    async def _bring_home(self, run: str, there: bool = True) -> None:
-        follower = self._followers[run]
-        sources = [
-            Source(n.host, f"{n.path}/runs/{run}/out", f"node{n.index}/" if n.index else "")
-            for n in self._nodes
-            if there and not n.out and not (n.index and n.link.away)
-        ]
-        left = await self._room.patience.until_done(
-            lambda: finish_run(follower, sources, self._room.wanted, self._room.apart)
-        )
-        follower.dir.close()  # a group may have many runs, and a process may not have many files open
-        self._left.add(left)
-        for sentence in left.sentences:
-            self._keep = True
-            self._room.observer.note("warning", f"{run}: not fetched: {sentence}")
 
     # -- the agent
 
@@ -387,7 +351,7 @@ class QueueFollow:
             if not self._settled(run):
                 await self._followers[run].own(StateChange(state=State.LOST, reason=reason))
                 self._for_good.add(run)
-                await self._bring_home(run, there=False)
+                await self._home.fetch(run, there=False)
 
     async def _look_once(self) -> None:
         """Read what is there now, and wait for nothing."""
@@ -404,20 +368,4 @@ class QueueFollow:
         for run in self._runs:
             await self._maybe_finish(run)
         if self.done():
-            await self._tidy()
-
-    async def _tidy(self) -> None:
-        """All of it is home: take the queue's folder off the servers. A leftover is no reason to fail."""
-        observer = self._room.observer
-        for sentence in self._left.told(self._nodes[0].host.name, self._room.group):
-            self._keep = True
-            observer.note("warning", sentence)
-        for node in self._nodes:
-            if self._keep or node.out:
-                observer.note("warning", f"{node.path} stays on {node.host.name}: not all of it is home.")
-                continue
-            try:
-                await clean_queue(node.host, node.path, led=node.index > 0)
-            except (ServerError, TimeoutError) as error:
-                why = str(error) or "its agent still lives"
-                observer.note("warning", f"{node.path} stays on {node.host.name}: {why}")
+            await self._home.tidy()

@@ -21,7 +21,8 @@ from cockpit.engine.finish import finish_group
 from cockpit.engine.follower import RunFollower
 from cockpit.engine.observer import GroupInfo, Observer, Outcome
 from cockpit.engine.patience import Patience
-from cockpit.engine.queue_follow import QueueFollow, Room
+from cockpit.engine.queue_follow import QueueFollow
+from cockpit.engine.queue_home import Room
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host

@@ -14,13 +14,12 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from typing import Any, Dict, Optional, Sequence
 
-from . import engine, queuefile, record
-from .base import AgentError, write_all
+from . import engine, record
+from .base import write_all
 from .engine import Answer, EngineAway, Seen
 from .queuefile import Queue, RunSpec, Stage
 
@@ -51,14 +50,8 @@ NEW = ("created", "configured", "initialized")
 
 def main(words: Optional[Sequence[str]] = None) -> int:
     """`container Q RUN INDEX`: see a stage's container to its end and exit with its code."""
-    try:
-        path, run, index = sys.argv[1:] if words is None else words
-        queue = queuefile.load(path)
-        spec, stage = engine.stage_at(queue, run, index)
-    except (AgentError, ValueError) as error:
-        sys.stderr.write("%s\n" % error)
-        return NOT_MADE
-    return Minder(queue, spec, stage, int(index)).work()
+    called = engine.called(words)
+    return NOT_MADE if called is None else Minder(*called).work()
 
 
 def fresh(name: str) -> Dict[str, Any]:

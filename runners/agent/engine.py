@@ -6,9 +6,11 @@ import calendar
 import json
 import re
 import subprocess
+import sys
 import time
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
+from . import queuefile
 from .base import AgentError
 from .queuefile import Queue, RunSpec, Stage
 
@@ -141,8 +143,21 @@ def labels(queue: Queue, spec: Optional[RunSpec] = None) -> Dict[str, str]:
     return own
 
 
-def stage_at(queue: Queue, run: str, index: str) -> Tuple[RunSpec, Stage]:
-    """A run of the queue and its stage by number. Raises AgentError."""
+def called(words: Optional[Sequence[str]]) -> Optional[Tuple[Queue, RunSpec, Stage, int]]:
+    """The stage in a container that a command's words `Q RUN INDEX` name; None where that was complained of.
+
+    None stands for the words of this process.
+    """
+    try:
+        path, run, index = sys.argv[1:] if words is None else words
+        queue = queuefile.load(path)
+        return (queue, *_stage_at(queue, run, index), int(index))
+    except (AgentError, ValueError) as error:
+        sys.stderr.write("%s\n" % error)
+        return None
+
+
+def _stage_at(queue: Queue, run: str, index: str) -> Tuple[RunSpec, Stage]:
     for spec in queue.runs:
         if spec.run == run and index.isdigit() and int(index) < len(spec.stages):
             stage = spec.stages[int(index)]

@@ -40,44 +40,39 @@ def of_run(pgid: int | None, since_ticks: int | None, out_dir: str, proc: str = 
     """
     mark = b"\0EKVI_OUT=" + os.fsencode(out_dir) + b"\0"
     found = []
-    try:
-        pids = [int(name) for name in os.listdir(proc) if name.isdigit()]
-    except OSError:
-        return []
-    for pid in pids:
-        p = inspect(pid, proc)
-        if (
-            p is None
-            or p.state in "ZX"
-            or pid == os.getpid()
-            or (since_ticks is not None and p.started < since_ticks)
-        ):
+    for pid in _pids(proc):
+        p = _living(pid, proc)
+        if p is None or pid == os.getpid() or (since_ticks is not None and p.started < since_ticks):
             continue
-        if p.pgid == pgid or mark in _environ(pid, proc):
+        if p.pgid == pgid or mark in b"\0" + _read(pid, "environ", proc):
             found.append(p)
     return found
 
 
 def of_container(container: str, proc: str = PROC) -> list[Process]:
     """What lives in a container, by its id in the processes' control groups; empty where the system has none."""
-    found = []
+    mark = container.encode()
+    there = (_living(pid, proc) for pid in _pids(proc) if mark in _read(pid, "cgroup", proc))
+    return [p for p in there if p is not None]
+
+
+def _pids(proc: str) -> list[int]:
     try:
-        pids = [int(name) for name in os.listdir(proc) if name.isdigit()]
+        return [int(name) for name in os.listdir(proc) if name.isdigit()]
     except OSError:
         return []
-    for pid in pids:
-        with contextlib.suppress(OSError), open("%s/%d/cgroup" % (proc, pid), "rb") as f:
-            if container.encode() in f.read():
-                p = inspect(pid, proc)
-                if p is not None and p.state not in "ZX":
-                    found.append(p)
-    return found
 
 
-def _environ(pid: int, proc: str) -> bytes:
+def _living(pid: int, proc: str) -> Process | None:
+    p = inspect(pid, proc)
+    return None if p is None or p.state in "ZX" else p
+
+
+def _read(pid: int, name: str, proc: str) -> bytes:
+    """One of a process's files; empty where it is gone or not ours to read."""
     try:
-        with open("%s/%d/environ" % (proc, pid), "rb") as f:
-            return b"\0" + f.read()
+        with open("%s/%d/%s" % (proc, pid, name), "rb") as f:
+            return f.read()
     except OSError:
         return b""
 

@@ -12,17 +12,16 @@ free, record with a process          the shim was killed, or the machine restart
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import procs, record, states
-from .base import AgentError, boot_id, is_locked, is_no_space, start_ticks
+from . import ending, limits, procs, record, states
+from .base import AgentError, boot_id, is_locked, is_no_space
 from .contained import STOP_MARGIN_S, Contained
-from .files import Log, tail_lines
+from .ending import Stopping, Sweep
+from .files import Log
 from .queuefile import Queue, RunSpec, Stage
 from .slots import Slot
 from .starting import make_ready, start_shim
@@ -35,20 +34,7 @@ if TYPE_CHECKING:
 WAITING, PREPARING, LIVE, SWEEPING, DONE = "waiting", "preparing", "live", "sweeping", "done"
 HELD = "held"  # ended here, while other nodes are still at it
 RETRY_S = 0.5
-SWEEP_S = 10.0  # how long processes may take to vanish after SIGKILL before the queue goes on without them
 START_TRIES = 5
-
-
-class Stopping:
-    """A stop under way: `because` is the state that the run will end in."""
-
-    def __init__(self, because: str, reason: str, wchan: dict[str, str], kill_at: float) -> None:
-        self.because = because
-        self.reason = reason
-        self.wchan = wchan
-        self.kill_at = kill_at
-        self.told: int | None = None  # the process group that has its TERM
-        self.next_kill = kill_at
 
 
 class RunWork:
@@ -74,8 +60,7 @@ class RunWork:
         self._tries = 0
         self._next_try = 0.0
         self._spool_told = ("ok", False)
-        self._ended: dict[str, Any] | None = None
-        self._sweep_until = 0.0
+        self._ended: Sweep | None = None
         self._notes: list[str] = []
         self._held: dict[str, Any] | None = None
         self.nodes: Nodes | None = None  # where several train together
@@ -115,12 +100,8 @@ class RunWork:
         if self._held is not None:
             return self._held
         if self._ended is not None:
-            because = self._ended["because"]
-            known = {"state": because, "reason": self._ended["reason"], "rec": self._ended["rec"] or {}}
-            return None if self._goes_on(because) else known
-        if self.stopping is not None:
-            return {"state": self.stopping.because, "reason": self.stopping.reason, "rec": {}}
-        return None
+            return None if self._goes_on(self._ended.because) else self._ended.fate
+        return self.stopping.fate if self.stopping is not None else None
 
     @property
     def hurried(self) -> bool:
@@ -144,8 +125,7 @@ class RunWork:
         self.phase = PREPARING
         if self.states.last is None:
             self.states.add(states.PENDING, "its turn has come")
-        if not any(state == states.STARTING for state, _ in self.states.seen):
-            self.states.add(states.STARTING, stage=self.stage.stage)
+        self._say_started()
 
     def stop(self, because: str, reason: str, wchan: dict[str, str] | None = None) -> None:
         """End it: at once where nothing runs, else TERM to its group and KILL after the stage's grace."""
@@ -159,8 +139,8 @@ class RunWork:
                 self._held.update(state=because, reason=reason)
             return
         if self._ended is not None:
-            if self._goes_on(self._ended["because"]):
-                self._ended.update(because=because, reason=reason)
+            if self._goes_on(self._ended.because):
+                self._ended.because, self._ended.reason = because, reason
             return
         rec = record.read(self._record(self.index))
         if rec is not None and rec["ended"]:
@@ -249,22 +229,23 @@ class RunWork:
         elif rec is not None and rec["phase"] == record.RUNNING:
             self._note_running(rec)
             self._note_spool(rec)
-            self._watch_limits(rec, now)
+            if self.stopping is None:
+                self._watch_limits(rec, now)
             if self.stopping is not None:
-                self._drive_stop(rec, self.stopping, now)
+                self.stopping.drive(rec, self.out, now)
 
     def _note_running(self, rec: dict[str, Any]) -> None:
         if (states.RUNNING, rec["stage"]) in self.states.seen:
             return
-        about = self.contained.running() if self.contained is not None else None
-        if self.contained is not None and about is None:
+        inside = self.contained
+        at = inside.running() if inside is not None else {"t": rec["t_start"], "mono": rec["mono_start"]}
+        if at is None:
             return  # a container's process is not the minder
         self._say_started()
-        at = about or {"t": rec["t_start"], "mono": rec["mono_start"]}
         self.states.add(states.RUNNING, stage=rec["stage"], **at)
 
     def _say_started(self) -> None:
-        if not any(state == states.STARTING for state, _ in self.states.seen):
+        if not self.begun:
             self.states.add(states.STARTING, stage=self.stage.stage)
 
     def _note_spool(self, rec: dict[str, Any]) -> None:
@@ -276,59 +257,18 @@ class RunWork:
         if state == self._spool_told or self.stopping is not None:
             return
         self._spool_told = state
-        if state[0] == "full":
-            reason = "no space left under %s: output is not kept, the training goes on" % self.queue.work
-        elif state[0] == "capped":
-            reason = "the output passed its bound of %d bytes and is not kept from here on; the training goes on"
-            reason %= self.queue.spool_max_by
-        else:
-            reason = "there is space again: output is kept again, %d bytes are missing" % rec["dropped_by"]
-        self._say_once(states.RUNNING, reason)
+        self._say_once(states.RUNNING, limits.room(rec, self.queue))
 
     def _watch_limits(self, rec: dict[str, Any], now: float) -> None:
-        """Timeout: since the start. Stall: no byte of output for stall_after_s, nor since the start.
-
-        An iteration is output, so a stage that iterates does not stall; nor does one that prints anything at all.
-        """
-        stage = self.stage
-        if self.stopping is not None:
-            return
         quiet_s = now - (rec["last_output_mono"] or rec["mono_start"])
         if self.nodes is not None:
             quiet_s = self.nodes.quiet_s(self, quiet_s)
-        if stage.timeout_s is not None and now - rec["mono_start"] >= stage.timeout_s:
-            self.stop(states.TIMEOUT, "stage %s passed its timeout of %g s" % (stage.stage, stage.timeout_s))
-        elif stage.stall_after_s is not None and quiet_s >= stage.stall_after_s:
-            tail = tail_lines(self.spool)
-            said = "; the last line was: %s" % tail[-1] if tail else ""
-            inside = self.contained.processes() if self.contained is not None else self._processes(rec)
-            wchan = {str(p.pid): procs.where(p) for p in inside}
-            reason = "stage %s printed nothing for %g s%s" % (stage.stage, stage.stall_after_s, said)
-            self.stop(states.STALLED, reason, wchan)
+        broken = limits.passed(self.stage, rec, quiet_s, now, self.spool)
+        if broken is not None:
+            stalled = broken[0] == states.STALLED
+            self.stop(*broken, limits.waits_in(rec, self.out, self.contained) if stalled else None)
 
     # --- ending it
-
-    def _drive_stop(self, rec: dict[str, Any], stopping: Stopping, now: float) -> None:
-        if stopping.told != rec["pgid"]:  # another one where a container's minder was started again
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rec["pid"], signal.SIGUSR1)  # the whole group has the grace, not only its main process
-            if procs.signal_group(rec["pgid"], signal.SIGTERM):
-                stopping.told = rec["pgid"]
-        if now >= stopping.next_kill:
-            stopping.next_kill = now + RETRY_S
-            procs.signal_group(rec["pgid"], signal.SIGKILL)
-            procs.kill(self._processes(rec))
-
-    def _processes(self, rec: dict[str, Any] | None) -> list[procs.Process]:
-        """What lives of the run: its group, while its leader pins that number, and all that carry its EKVI_OUT.
-
-        Once the leader is reaped its number may be anyone's, a shell's for instance, however late it is looked at.
-        """
-        if rec is None or rec["boot_id"] != boot_id():
-            return procs.of_run(None, None, self.out)
-        since = rec["child_start_ticks"]
-        pinned = since is not None and start_ticks(rec["pgid"]) == since
-        return procs.of_run(rec["pgid"] if pinned else None, since, self.out)
 
     def _stage_ended(self, rec: dict[str, Any]) -> None:
         inside = self.contained
@@ -340,28 +280,7 @@ class RunWork:
             self._note_spool(rec)
         else:
             self._say_started()
-        because: str
-        reason: str | None
-        if self.stopping is not None:
-            because, reason = self.stopping.because, self.stopping.reason
-        elif rec["error"] is not None:
-            because, reason = states.FAILED, "stage %s: %s." % (rec["stage"], rec["error"])
-        elif inside is not None:
-            because, reason = self._verdict_on(inside, rec)
-        elif rec["exit_code"] == 0:
-            because, reason = states.SUCCEEDED, None
-        else:
-            how = procs.how_it_ended(rec["exit_code"], rec["signal"])
-            because, reason = states.FAILED, "stage %s %s" % (rec["stage"], how)
-        self._begin_sweep(because, reason, rec)
-
-    def _verdict_on(self, inside: Contained, rec: dict[str, Any]) -> tuple[str, str | None]:
-        why = inside.failure(rec)
-        if why is None:
-            return states.SUCCEEDED, None
-        if inside.rebooted:
-            return states.NODE_FAIL, "the server restarted while stage %s ran; it %s" % (rec["stage"], why)
-        return states.FAILED, "stage %s %s" % (rec["stage"], why)
+        self._begin_sweep(*ending.verdict(rec, self.stopping, inside), rec)
 
     def _adopt(self, rec: dict[str, Any], why: str) -> bool:
         """Have another shim go on with the container; False where that was tried often enough."""
@@ -370,7 +289,7 @@ class RunWork:
         if self.stopping is not None and time.monotonic() >= self.stopping.kill_at:
             return False
         inside.hold()
-        left = self._processes(rec)
+        left = ending.living(rec, self.out)
         procs.kill(left)  # the old minder: two would take the container's end from each other
         if left:
             return True  # looked at again until they are gone
@@ -425,37 +344,27 @@ class RunWork:
             self._finish(state, reason, {})
 
     def _begin_sweep(self, because: str, reason: str | None, rec: dict[str, Any] | None) -> None:
-        self._ended = {"because": because, "reason": reason, "rec": rec}
-        self._sweep_until = time.monotonic() + SWEEP_S
+        self._ended = Sweep(because, reason, rec)
         self.phase = SWEEPING
         self._sweep(time.monotonic())
 
     def _sweep(self, now: float) -> None:
-        """End every process that the stage left, so that the next one has the machine to itself; then go on."""
-        assert self._ended is not None
-        rec = self._ended["rec"]
-        left = self._processes(rec)
-        procs.kill(left)
-        if left and now < self._sweep_until:
+        """Go on when nothing is left of the stage."""
+        swept, inside = self._ended, self.contained
+        assert swept is not None
+        if not swept.done(now, self.out, inside, self.log, self.spec.run):
             return
-        inside = self.contained
-        if inside is not None and not inside.tidied(now):
-            return
-        if left:
-            names = ", ".join("%d %s" % (p.pid, procs.where(p)) for p in left)
-            self.log.say("run %s: processes that do not end: %s" % (self.spec.run, names))
-        because, reason = self._ended["because"], self._ended["reason"]
         self._ended = None
         if inside is not None:
             self._notes += inside.notes
             inside.close()
-        if self._goes_on(because):
+        if self._goes_on(swept.because):
             self.index += 1
             self._tries = 0
             self._next_try = 0.0
             self.phase = WAITING if self.slot is None else PREPARING
         else:
-            self._finish(because, reason, rec or {})
+            self._finish(swept.because, swept.reason, swept.rec or {})
 
     def _goes_on(self, because: str) -> bool:
         """Whether another stage follows one that ended like that."""
@@ -470,24 +379,14 @@ class RunWork:
                 return
             state, reason, rec = verdict
             self._held = None
-        dropped = 0
-        for i in range(len(self.spec.stages)):
-            stage_rec = record.read(self._record(i))
-            dropped += stage_rec["dropped_by"] if stage_rec else 0
-        data = {
-            "tail": rec.get("tail") or tail_lines(self.spool),
-            "wchan": self.stopping.wchan if self.stopping is not None else {},
-            "spool_by": os.path.getsize(self.spool) if os.path.exists(self.spool) else 0,
-            "dropped_by": dropped,
-            **({"notes": self._notes} if self._notes else {}),
-        }
+        records = [record.read(self._record(i)) for i in range(len(self.spec.stages))]
         self.states.add(
             state,
             reason,
             stage=rec.get("stage"),
             exit_code=rec.get("exit_code"),
             signal=rec.get("signal"),
-            data=data,
+            data=ending.last_word(records, rec, self.spool, self.stopping, self._notes),
             t=rec.get("t_end"),
             mono=rec.get("mono_end"),
         )

@@ -8,8 +8,7 @@ import os
 import sys
 from typing import Dict, Iterator, List, Optional, Sequence
 
-from . import engine, queuefile, record
-from .base import AgentError
+from . import engine, record
 from .engine import Engine, EngineAway
 from .queuefile import Queue, RunSpec
 
@@ -18,13 +17,10 @@ GIVE_S = 60.0
 
 def main(words: Optional[Sequence[str]] = None) -> int:
     """`tidy Q RUN INDEX`: prints {"notes": [what could not be done]}."""
-    try:
-        path, run, index = sys.argv[1:] if words is None else words
-        queue = queuefile.load(path)
-        spec, stage = engine.stage_at(queue, run, index)
-    except (AgentError, ValueError) as error:
-        sys.stderr.write("%s\n" % error)
+    called = engine.called(words)
+    if called is None:
         return 1
+    queue, spec, stage, _ = called
     asked = engine.of_stage(queue, spec, stage, dict(os.environ))
     notes = remove(asked, engine.labels(queue, spec))
     notes += give(asked, queue, spec)

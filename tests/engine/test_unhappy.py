@@ -15,10 +15,10 @@ import pytest
 from cockpit.core.errors import ServerError, StoreError
 from cockpit.core.events import Event
 from cockpit.core.records import Access
-from cockpit.engine import queue_follow
+from cockpit.engine import queue_follow, queue_home
 from cockpit.engine.finish import finish_run
 from cockpit.engine.observer import GroupInfo, Outcome
-from cockpit.engine.queue_follow import QueueFollow
+from cockpit.engine.queue_home import WayHome
 from cockpit.engine.session import LiveSession
 from cockpit.hosts import Host, LocalHost
 from cockpit.store.store import Store
@@ -120,10 +120,10 @@ def test_killed_before_the_files_are_home_they_come_home_later(
             raise _Killed
         return await finish_run(*args)
 
-    monkeypatch.setattr(queue_follow, "finish_run", killed)
+    monkeypatch.setattr(queue_home, "finish_run", killed)
     with pytest.raises(BaseExceptionGroup):
         _follow(duel, _local)
-    monkeypatch.setattr(queue_follow, "finish_run", finish_run)
+    monkeypatch.setattr(queue_home, "finish_run", finish_run)
     outcome, _ = _follow(duel, _local)
     assert outcome.state == "SUCCEEDED"
     for run in duel.group["runs"]:
@@ -140,7 +140,7 @@ def test_killed_before_the_server_was_tidied_it_is_tidied_later(duel: Duel, monk
         raise _Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(QueueFollow, "_tidy", killed)
+        patch.setattr(WayHome, "tidy", killed)
         with pytest.raises(BaseExceptionGroup):
             _follow(duel, _local)
     assert list((duel.work / "groups").iterdir())
