@@ -17,7 +17,7 @@ from cockpit.core.events import State
 from cockpit.core.records import GroupPlan
 from cockpit.store import folders, layout
 from cockpit.store.errors import DiskFull, explain, explained
-from cockpit.store.files import read_json, write_json
+from cockpit.store.groups import GroupFiles
 from cockpit.store.layout import runs_root
 from cockpit.store.lock import GroupLock
 from cockpit.store.records import GroupRecord, group_plan, group_record, run_meta
@@ -37,6 +37,7 @@ class Store:
     def __init__(self, root: Path | str, *, readonly: bool = False) -> None:
         self.root = Path(root)
         self.readonly = readonly
+        self._groups = GroupFiles(self.root)
         self.problems: tuple[StoreError, ...] = ()  # what the last listing could not read
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -92,12 +93,12 @@ class Store:
         """
         self._writable()
         record = group_record(plan, time.time(), queues, **more)
-        path = self._group_path(record.id)
-        self._make_root()
+        path = self._groups.path(record.id)
+        self._groups.make_folder()
         if path.exists():
             raise StoreError(f"{path} is there already: a group's id is used once.")
         with self._made(plan, provenance, totals or {}, record.tags):
-            self._write_group(record)  # last, so that a group that can be seen is whole
+            self._groups.write(record)  # last, so that a group that can be seen is whole
         return record
 
     def extend(
@@ -123,7 +124,7 @@ class Store:
             before, runs=runs, servers=servers, queues=(*before.queues, *new.queues), state=None
         )
         with self._made(plan, provenance, totals or {}, before.tags):
-            self._write_group(record)
+            self._groups.write(record)
         return record
 
     @contextlib.contextmanager
@@ -162,17 +163,12 @@ class Store:
 
     def group(self, ident: str) -> GroupRecord:
         """A group by its full id. Raises UsageError where there is none, StoreError where its file is damaged."""
-        path = self._group_path(ident)
-        try:
-            return GroupRecord.from_json(read_json(path, layout.GROUP_SCHEMA), path)
-        except FileNotFoundError:
-            known = self._group_ids()
-            raise UsageError(f"there is no group {ident!r} in {self.root}.", hint=nearest_id(ident, known)) from None
+        return self._groups.read(ident)
 
     def groups(self) -> list[GroupRecord]:
         """All groups, newest first; those that cannot be read are left out and stand in `problems`."""
         found, problems = [], []
-        for ident in self._group_ids():
+        for ident in self._groups.ids():
             try:
                 found.append(self.group(ident))
             except StoreError as error:
@@ -186,7 +182,7 @@ class Store:
         """Change some fields of a group's file, atomically, and return it as it is now."""
         self._writable()
         record = dataclasses.replace(self.group(ident), **changes)
-        self._write_group(record)
+        self._groups.write(record)
         return record
 
     def plan(self, ident: str) -> GroupPlan:
@@ -197,7 +193,7 @@ class Store:
             return group_plan(record, metas)
         except (KeyError, TypeError):
             raise StoreError(
-                f"{self._group_path(ident)}: its plan, or that of one of its runs, is damaged."
+                f"{self._groups.path(ident)}: its plan, or that of one of its runs, is damaged."
             ) from None
 
     def lock_group(self, ident: str) -> GroupLock:
@@ -206,30 +202,7 @@ class Store:
         Raises LaunchRefused naming the pid that holds it.
         """
         self._writable()
-        self._make_root()
-        return GroupLock(self._group_path(ident).with_suffix(".lock"), ident)
-
-    def _make_root(self) -> None:
-        folder = self.root / layout.GROUPS
-        with explained("make the folder", folder):
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # what runs print is their user's alone
-            folder.mkdir(exist_ok=True)
-
-    def _write_group(self, record: GroupRecord) -> None:
-        write_json(self._group_path(record.id), layout.GROUP_SCHEMA, record.to_json())
-
-    def _group_path(self, ident: str) -> Path:
-        return self.root / layout.GROUPS / f"{layout.checked_id(ident)}.json"
-
-    def _group_ids(self) -> list[str]:
-        folder = self.root / layout.GROUPS
-        try:
-            names = [p.stem for p in folder.iterdir() if p.suffix == ".json"]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise explain(error, "read", folder) from error
-        return sorted(name for name in names if layout.is_id(name))
+        return self._groups.lock(ident)
 
     # -- runs
 
@@ -315,11 +288,11 @@ class Store:
 
     def exact(self, ident: str) -> Resolved:
         """The run or group whose full id is `ident`. Raises UsageError where there is none."""
-        if layout.is_id(ident) and self._group_path(ident).is_file():
+        if self._groups.has(ident):
             return Resolved("group", ident)
         if self._has_run(ident):
             return Resolved("run", ident)
-        known = [*self._group_ids(), *self._run_ids()]
+        known = [*self._groups.ids(), *self._run_ids()]
         raise UsageError(f"there is no run or group {ident!r} in {self.root}.", hint=nearest_id(ident, known))
 
     def resolve(self, token: str, want: Want = "any") -> Resolved:
@@ -330,7 +303,7 @@ class Store:
         """
         if token.partition(".")[0] == LAST:
             token = self._newest() + token.removeprefix(LAST)
-        return resolve(token, want, groups=self._group_ids(), runs=self._run_ids(), where=str(self.root))
+        return resolve(token, want, groups=self._groups.ids(), runs=self._run_ids(), where=str(self.root))
 
     def _newest(self) -> str:
         groups = self.groups()
@@ -365,7 +338,7 @@ class Store:
             group = str(self.run_dir(run).meta().get("group") or "")
         except StoreError:
             return None  # a damaged run may be deleted too
-        return group if layout.is_id(group) and self._group_path(group).is_file() else None
+        return group if self._groups.has(group) else None
 
     def _check_deletable(self, run: str, *, force: bool) -> None:
         folder = self.root / run
@@ -390,10 +363,7 @@ class Store:
             queues = tuple({**q, "runs": [r for r in q["runs"] if r in left]} for q in record.queues)
             self.update_group(group, runs=left, queues=queues)
             return
-        path = self._group_path(group)
-        with explained("delete", path):
-            path.unlink(missing_ok=True)
-            path.with_suffix(".lock").unlink(missing_ok=True)
+        self._groups.remove(group)
 
     def _writable(self) -> None:
         if self.readonly:
