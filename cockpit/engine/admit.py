@@ -121,16 +121,15 @@ async def _image(
     group: GroupPlan, server: ServerSpec, launch: Mapping[str, Any], hosts: list[Host], connect: Connect, say: Say
 ) -> None:
     """See that an image is on every node of a server."""
-    from cockpit.engine.images import ensure_image
+    from cockpit.engine.images import Place, ensure_image
 
     local = connect(Access())
     name = launch.get("send_from")
     source = connect(group.servers[name].access) if name not in (None, "local") and name in group.servers else None
     try:
         for host in hosts:
-            await ensure_image(
-                host, server, launch, say=lambda line: say(f"{server.name}: {line}"), local=local, source=source
-            )
+            place = Place(host, server, launch, lambda line: say(f"{server.name}: {line}"), local)
+            await ensure_image(place, source=source)
     finally:
         await close([h for h in (local, source) if h is not None])
 

@@ -13,7 +13,7 @@ from cockpit.core.imagename import context_files, image_tag, kind_of
 from cockpit.core.records import Access, GroupPlan, RunPlan, ServerSpec
 from cockpit.core.resources import data_dir
 from cockpit.engine.admit import Connect, accesses, close
-from cockpit.engine.images import Built, build, build_args, build_argv
+from cockpit.engine.images import Built, Place, build, build_args, build_argv
 from cockpit.hosts.shell import quote
 
 Tell = Callable[[str, str], None]  # a server's name, a line
@@ -37,9 +37,8 @@ async def build_all(group: GroupPlan, connect: Connect, tell: Tell) -> list[Resu
         host, local = connect(access), connect(Access())
         try:
             async with turns[access.address, access.port]:
-                built = await build(
-                    host, server, run.launch, server.vendor, say=lambda line: tell(name, line), local=local
-                )
+                place = Place(host, server, run.launch, lambda line: tell(name, line), local)
+                built = await build(place, server.vendor)
             return Result(name, built=built)
         except CockpitError as error:
             tell(name, str(error))

@@ -12,15 +12,15 @@ from typing import Any
 
 from cockpit.core.errors import LaunchRefused, ServerError
 from cockpit.core.imagename import REPOSITORY, context_files, image_tag, kind_of, recipe
-from cockpit.core.records import ContainerFacts, ServerSpec
+from cockpit.core.records import ServerSpec
 from cockpit.core.resources import data_dir
 from cockpit.core.text import printable
-from cockpit.engine.imagecommand import Say, command, refusal, seen
+from cockpit.engine.imagecommand import seen
+from cockpit.engine.imageplace import Place
 from cockpit.engine.imagesend import send
-from cockpit.engine.registry import login_for
 from cockpit.hosts.base import Host
 
-__all__ = ["Built", "build", "build_argv", "context", "ensure_image", "image_tag"]
+__all__ = ["Built", "Place", "build", "build_argv", "context", "ensure_image", "image_tag"]
 
 BUILD_S = 2 * 3600.0
 PULL_S = 2 * 3600.0
@@ -36,26 +36,18 @@ class Built:
     digest: str | None
 
 
-async def ensure_image(
-    host: Host,
-    server: ServerSpec,
-    launch: Mapping[str, Any],
-    *,
-    say: Say,
-    local: Host,
-    source: Host | None = None,
-) -> None:
-    """See that the image of these launcher settings is on `host`: present, pulled, or sent.
+async def ensure_image(place: Place, *, source: Host | None = None) -> None:
+    """See that the place has its image: present, pulled, or sent.
 
-    `local` is this machine. `source` is the server that `send_from` names, None where that is `local`. Lines of
-    progress go to `say`. Raises LaunchRefused with a mend, or ServerError.
+    `source` is the server that `send_from` names, None where that is `local`. Raises LaunchRefused with a mend, or
+    ServerError.
     """
-    image = image_tag(launch, server.vendor)
-    engine = await engine_of(host, server, launch)
+    launch, server, image = place.launch, place.server, place.image
+    engine = await place.engine()
     if launch.get("send_from") not in (None, server.name):
-        await send(host, server, launch, image, engine, say=say, local=local, source=_source(launch, local, source))
+        await send(place, engine, _source(place, source))
         return
-    there = await seen(host, engine, image)
+    there = await seen(place.host, engine, image)
     if not launch.get("image"):
         if there is None:
             raise _not_built(server, image)
@@ -68,15 +60,19 @@ async def ensure_image(
             f"{server.name}: the image {image} is not there, and launcher.pull is never.",
             hint="Pull it by hand, or let launcher.pull be missing.",
         )
-    await _pull(host, server, launch, image, engine, say=say, local=local)
+    login = await place.login(image)
+    place.say(f"pulling {image}")
+    done = await place.run([engine, "pull", image], timeout=PULL_S, login=login)
+    if done.rc != 0:
+        raise place.refusal(engine, image, done, doing="pull", login=login)
 
 
-def _source(launch: Mapping[str, Any], local: Host, source: Host | None) -> Host:
-    if launch["send_from"] == "local":
-        return local
+def _source(place: Place, source: Host | None) -> Host:
+    if place.launch["send_from"] == "local":
+        return place.local
     if source is None:
         raise LaunchRefused(
-            f"launcher.send_from names {launch['send_from']!r}, which is no server of this profile.",
+            f"launcher.send_from names {place.launch['send_from']!r}, which is no server of this profile.",
             hint="Name one of its servers, or local.",
         )
     return source
@@ -89,83 +85,31 @@ def _not_built(server: ServerSpec, image: str) -> LaunchRefused:
     )
 
 
-async def engine_of(host: Host, server: ServerSpec, launch: Mapping[str, Any]) -> str:
-    """docker or podman: as the settings say, as the server was found, or asked now. Raises LaunchRefused."""
-    said = str(launch.get("engine", "auto"))
-    if said != "auto":
-        return said
-    return (server.container or await _facts(host, server, launch)).engine
+async def build(place: Place, vendor: str, *, folder: Path | None = None) -> Built:
+    """Build the image of the place's settings there from docker/, and say what came out.
 
-
-async def _facts(host: Host, server: ServerSpec, launch: Mapping[str, Any]) -> ContainerFacts:
-    from cockpit.hosts.probe import container_facts
-
-    image = image_tag(launch, server.vendor)
-    return await container_facts(host, str(launch.get("engine", "auto")), image, vendor=server.vendor)
-
-
-async def _pull(
-    host: Host, server: ServerSpec, launch: Mapping[str, Any], image: str, engine: str, *, say: Say, local: Host
-) -> None:
-    login = await _login(launch, image, say=say, local=local)
-    say(f"pulling {image}")
-    done = await command(host, [engine, "pull", image], say=say, timeout=PULL_S, workdir=server.workdir, login=login)
-    if done.rc != 0:
-        raise refusal(server.name, engine, image, done, doing="pull", login=login is not None)
-
-
-async def _login(launch: Mapping[str, Any], image: str, *, say: Say, local: Host) -> bytes | None:
-    """This user's login for the image's registry, where the profile sends it along."""
-    if launch.get("registry_login") != "mine":
-        return None
-    login = await login_for(image, local)
-    if login is None:
-        say(f"no login here for the registry of {image}: trying without one")
-    return login
-
-
-async def build(
-    host: Host,
-    server: ServerSpec,
-    launch: Mapping[str, Any],
-    vendor: str,
-    *,
-    say: Say,
-    local: Host | None = None,
-    folder: Path | None = None,
-) -> Built:
-    """Build the image of these launcher settings on `host` from docker/, and say what came out.
-
-    `vendor` is nvidia, amd or cpu. `local` is this machine, asked for logins with `registry_login: mine`; `folder`
-    stands in place of docker/. Raises LaunchRefused where the image cannot be built, or ServerError.
+    `vendor` is nvidia, amd or cpu; `folder` stands in place of docker/. Raises LaunchRefused where the image cannot
+    be built, or ServerError.
     """
+    launch, name = place.launch, place.server.name
     if launch.get("image"):
         raise LaunchRefused(
-            f"{server.name}: launcher.image names {launch['image']}, which is not built from docker/.",
+            f"{name}: launcher.image names {launch['image']}, which is not built from docker/.",
             hint="Leave launcher.image out to build one; base_image and build_args say from what.",
         )
     tag = f"{REPOSITORY}/{kind_of(vendor)}:{recipe(launch, vendor, folder=folder)}"
-    engine = await engine_of(host, server, launch)
-    base = launch.get("base_image")
-    login = await _login(launch, str(base), say=say, local=local) if base and local is not None else None
-    done = await command(
-        host,
-        [engine, *build_argv(launch, vendor, tag)],
-        say=say,
-        timeout=BUILD_S,
-        workdir=server.workdir,
-        login=login,
-        env=build_args(launch),
-        data=context(kind_of(vendor), folder),
-    )
+    engine, base = await place.engine(), launch.get("base_image")
+    login = await place.login(str(base)) if base else None
+    argv, data = [engine, *build_argv(launch, vendor, tag)], context(kind_of(vendor), folder)
+    done = await place.run(argv, timeout=BUILD_S, login=login, env=build_args(launch), data=data)
     if done.rc != 0:
         ours = _OUR_WORDS.findall(printable(done.stderr.decode(errors="replace")))
         if ours:
-            raise LaunchRefused(f"{server.name}: {ours[-1].strip()[:500]}")
-        raise refusal(server.name, engine, base or tag, done, doing="build", login=login is not None)
-    made = await seen(host, engine, tag)
+            raise LaunchRefused(f"{name}: {ours[-1].strip()[:500]}")
+        raise place.refusal(engine, base or tag, done, doing="build", login=login)
+    made = await seen(place.host, engine, tag)
     if made is None:
-        raise ServerError(f"{server.name}: the engine says that it built {tag}, and does not have it.")
+        raise ServerError(f"{name}: the engine says that it built {tag}, and does not have it.")
     return Built(tag, made.image_id, made.digest)
 
 

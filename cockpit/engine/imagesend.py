@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cockpit.core.errors import LaunchRefused, ServerError
-from cockpit.core.records import ServerSpec
 from cockpit.core.text import size
 from cockpit.engine.imagecommand import Say, command, refusal, seen
+from cockpit.engine.imageplace import Place
 from cockpit.hosts.backoff import Backoff
 from cockpit.hosts.base import Host, Progress, ServerLost
 
@@ -21,45 +21,27 @@ _STEP = 0.05  # of a copy between two lines of progress
 _T = TypeVar("_T")
 
 
-async def send(
-    host: Host,
-    server: ServerSpec,
-    launch: Mapping[str, Any],
-    image: str,
-    engine: str,
-    *,
-    say: Say,
-    local: Host,
-    source: Host,
-) -> None:
-    """See that `host` has the very image that `source` has. Raises LaunchRefused with a mend, or ServerError."""
-    theirs = await _engine(source, launch, image, server.vendor)
+async def send(place: Place, engine: str, source: Host) -> None:
+    """See that the place has the very image that `source` has. Raises LaunchRefused with a mend, or ServerError."""
+    name, image, say = place.server.name, place.image, place.say
+    theirs = await place.engine_of(source)
     wanted = await seen(source, theirs, image)
     if wanted is None:
         raise LaunchRefused(
-            f"{server.name}: the image {image} is to be sent from {source.name}, which does not have it.",
+            f"{name}: the image {image} is to be sent from {source.name}, which does not have it.",
             hint="Build or pull it there first, or change launcher.send_from.",
         )
-    there = await seen(host, engine, image)
+    there = await seen(place.host, engine, image)
     if there is not None and there.same(wanted):
         return
     say(f"sending {image} from {source.name}")
     # One name for one image and server: a sending that was killed leaves its files to the next.
-    name = f"{wanted.image_id.removeprefix('sha256:')[:16]}-{server.name}.tar"
-    async with _saved(source, theirs, image, name, say) as saved:
-        await _carry(host, server, engine, image, saved, say=say, local=local, source=source)
-    arrived = await seen(host, engine, image)
+    file = f"{wanted.image_id.removeprefix('sha256:')[:16]}-{name}.tar"
+    async with _saved(source, theirs, image, file, say) as saved:
+        await _carry(place, engine, saved, source)
+    arrived = await seen(place.host, engine, image)
     if arrived is None or not arrived.same(wanted):
-        raise ServerError(f"{server.name}: what was loaded there as {image} is another image than {source.name} has.")
-
-
-async def _engine(source: Host, launch: Mapping[str, Any], image: str, vendor: str) -> str:
-    said = str(launch.get("engine", "auto"))
-    if said != "auto":
-        return said
-    from cockpit.hosts.probe import container_facts
-
-    return (await container_facts(source, said, image, vendor=vendor)).engine
+        raise ServerError(f"{name}: what was loaded there as {image} is another image than {source.name} has.")
 
 
 @contextlib.asynccontextmanager
@@ -77,13 +59,12 @@ async def _saved(source: Host, engine: str, image: str, name: str, say: Say) -> 
         await _remove(source, folder)
 
 
-async def _carry(
-    host: Host, server: ServerSpec, engine: str, image: str, saved: str, *, say: Say, local: Host, source: Host
-) -> None:
-    """Copy a saved image to `host` and load it there. It goes over this machine, where it is none of both."""
+async def _carry(place: Place, engine: str, saved: str, source: Host) -> None:
+    """Copy a saved image to the place and load it there. It goes over this machine, where it is none of both."""
+    host, local, say = place.host, place.local, place.say
     name = saved.rpartition("/")[2]
     mine = f"{await local.workdir()}/transfer/{name}.here"
-    theirs = f"{await host.workdir(server.workdir)}/transfer/{name}.to"
+    theirs = f"{await host.workdir(place.server.workdir)}/transfer/{name}.to"
     here = Path(saved) if source is local else Path(mine) / name
     try:
         if source is not local:
@@ -92,10 +73,9 @@ async def _carry(
         await _again(lambda: host.put_file(here, f"{theirs}/{name}", progress=_progress(say, "sent")), say)
         if source is not local:
             await local.remove_tree(mine)
-        argv = [engine, "load", "--input", f"{theirs}/{name}"]
-        done = await command(host, argv, say=say, timeout=SAVE_S)
+        done = await place.run([engine, "load", "--input", f"{theirs}/{name}"], timeout=SAVE_S)
         if done.rc != 0:
-            raise refusal(server.name, engine, image, done, doing="load")
+            raise place.refusal(engine, place.image, done, doing="load", login=None)
     finally:
         await _remove(host, theirs)
         if source is not local:

@@ -110,14 +110,14 @@ async def _with_image(
     group: GroupPlan, server: ServerSpec, run: RunPlan, host: Host, connect: Connect, say: Say
 ) -> ServerSpec:
     """The server with what its engine and image are, once the image is there."""
-    from cockpit.engine.images import ensure_image
+    from cockpit.engine.images import Place, ensure_image
     from cockpit.hosts.probe import container_facts
 
     local = connect(Access())
     named = run.launch.get("send_from")
     source = connect(group.servers[str(named)].access) if named in group.servers else None
     try:
-        await ensure_image(host, server, run.launch, say=say, local=local, source=source)
+        await ensure_image(Place(host, server, run.launch, say, local), source=source)
     finally:
         await close([h for h in (local, source) if h is not None])
     image = image_tag(run.launch, server.vendor)

@@ -11,7 +11,7 @@ import pytest
 from cockpit.core.errors import LaunchRefused
 from cockpit.core.imagename import image_tag
 from cockpit.core.records import ServerSpec
-from cockpit.engine.images import Built, build, ensure_image
+from cockpit.engine.images import Built, Place, build, ensure_image
 from tests.hosts.dockerd import Dockerd
 from tests.hosts.engines import SITE, TORCH, Engine, base_image, shelf, watching_argvs, wheel
 
@@ -46,7 +46,7 @@ def launch(base: str = BASE, wheels: str = "good", **args: str) -> dict[str, obj
 def built(host: Engine, settings: dict[str, object], vendor: str = "nvidia") -> tuple[Built, list[str]]:
     lines: list[str] = []
     server = ServerSpec(name="left", vendor=vendor)
-    return asyncio.run(build(host, server, settings, vendor, say=lines.append)), lines
+    return asyncio.run(build(Place(host, server, settings, lines.append, host), vendor)), lines
 
 
 def test_the_image_has_what_it_asks_for_and_the_torch_of_its_base(host: Engine, dockerd: Dockerd) -> None:
@@ -113,6 +113,6 @@ def test_an_image_that_was_not_built_is_refused_with_the_command_that_builds_it(
     server = ServerSpec(name="left", vendor="nvidia")
     settings = launch(SOME="thing")
     with pytest.raises(LaunchRefused, match="ekvi-cockpit build --profile P --servers left"):
-        asyncio.run(ensure_image(host, server, settings, say=print, local=host))
+        asyncio.run(ensure_image(Place(host, server, settings, print, host)))
     built(host, launch())
-    asyncio.run(ensure_image(host, server, launch(), say=print, local=host))
+    asyncio.run(ensure_image(Place(host, server, launch(), print, host)))

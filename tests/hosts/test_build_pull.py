@@ -13,7 +13,7 @@ import pytest
 
 from cockpit.core.errors import LaunchRefused
 from cockpit.core.records import ServerSpec
-from cockpit.engine.images import ensure_image
+from cockpit.engine.images import Place, ensure_image
 from tests.hosts.dockerd import BUSYBOX, Dockerd, private_dockerd
 from tests.hosts.engines import Engine, watching_argvs
 from tests.hosts.registry import Registry, private_registry
@@ -69,9 +69,11 @@ def launch(image: str, **more: str) -> dict[str, object]:
     return {"kind": "container", "engine": "docker", "image": image, "pull": "missing", "send_from": None, **more}
 
 
-def ensure(host: Engine, settings: dict[str, object], **more: Engine) -> list[str]:
+def ensure(
+    host: Engine, settings: dict[str, object], *, local: Engine | None = None, source: Engine | None = None
+) -> list[str]:
     lines: list[str] = []
-    asyncio.run(ensure_image(host, SERVER, settings, say=lines.append, **{"local": host, **more}))
+    asyncio.run(ensure_image(Place(host, SERVER, settings, lines.append, local or host), source=source))
     return lines
 
 
