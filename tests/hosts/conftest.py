@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import tempfile
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
 
 import pytest
 
+from cockpit.hosts import Host, connect
 from tests.hosts.dockerd import Dockerd, private_dockerd
 from tests.hosts.machines import LOCK, Machines, two_machines
 from tests.hosts.namespace import locked
+from tests.hosts.sshd import Sshd, sshd
 
 
 @pytest.hookimpl(wrapper=True)
@@ -19,6 +23,29 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         return (yield)
     with locked(LOCK):
         return (yield)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Sshd]:
+    """An sshd that the tests of a file share."""
+    with tempfile.TemporaryDirectory() as folder, sshd(Path(folder, "sshd")) as running:
+        yield running
+
+
+@pytest.fixture(params=["asyncssh", "openssh"])
+async def host(request: pytest.FixtureRequest, server: Sshd) -> AsyncIterator[Host]:
+    """That server, over each transport."""
+    made = connect(server.access(transport=request.param))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def plain(server: Sshd) -> AsyncIterator[Host]:
+    """That server, over asyncssh."""
+    made = connect(server.access())
+    yield made
+    await made.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
-from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -15,25 +13,12 @@ from cockpit.core.errors import ServerError
 from cockpit.core.records import Chunk
 from cockpit.hosts import FileTruncated, Host, ServerLost, connect
 from cockpit.hosts.base import BLOCK_BY
-from tests.hosts.sshd import Sshd, sshd
+from tests.hosts.sshd import Sshd
 
 pytestmark = pytest.mark.hosts
 
 LIMIT_S = 30.0
 QUICK_S = 0.005
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Sshd]:
-    with tempfile.TemporaryDirectory() as folder, sshd(Path(folder, "sshd")) as running:
-        yield running
-
-
-@pytest.fixture(params=["asyncssh", "openssh"])
-async def host(request: pytest.FixtureRequest, server: Sshd) -> AsyncIterator[Host]:
-    made = connect(server.access(transport=request.param))
-    yield made
-    await made.close()
 
 
 async def _take(host: Host, cursors: dict[str, int], enough: int) -> list[Chunk]:

@@ -11,10 +11,8 @@ import select
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from cockpit.core.errors import UsageError
 from cockpit.core.records import Access
 from cockpit.hosts import LoginRefused, connect
 from cockpit.hosts.openssh import control_socket
-from tests.hosts.sshd import Sshd, sshd
+from tests.hosts.sshd import Sshd
 
 pytestmark = pytest.mark.hosts
 
@@ -56,12 +54,6 @@ try:
 except KeyboardInterrupt:
     raise SystemExit(9)
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Sshd]:
-    with tempfile.TemporaryDirectory() as folder, sshd(Path(folder, "sshd")) as running:
-        yield running
 
 
 class Terminal:
