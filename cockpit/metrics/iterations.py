@@ -38,29 +38,54 @@ def tokens_of(logged: Floats, meta: Mapping[str, Any]) -> tuple[Floats, str | No
     return logged, None
 
 
-def window(t: Floats, step_s: Floats, kept: npt.NDArray[np.intp]) -> tuple[float, float] | None:
-    """Wall-clock start and end of the steady part in seconds, or None where the log carries no time."""
+def window(t: Floats, took: Floats, kept: npt.NDArray[np.intp]) -> tuple[float, float] | None:
+    """Wall-clock start and end of the steady part in seconds, or None where the log carries no time.
+
+    `took` is what the steps of each line took together, in seconds.
+    """
     if not kept.size:
         return None
     first, last = int(kept[0]), int(kept[-1])
-    start, end = float(t[first] - step_s[first]), float(t[last])
+    start, end = float(t[first] - took[first]), float(t[last])
     return (start, end) if math.isfinite(start) and math.isfinite(end) and end > start else None
 
 
-def missing(step: Floats, meta: Mapping[str, Any]) -> int:
-    """Steps that were trained but stand in no line: up to the end of a run that succeeded, else up to its last."""
+def missing(step: Floats, weight: Floats, meta: Mapping[str, Any]) -> int:
+    """Steps that were trained but for which no line stands: up to the end of a run that succeeded, else its last."""
     import numpy as np
 
-    known = np.unique(step[np.isfinite(step)])
+    finite = np.isfinite(step)
+    known, at = np.unique(step[finite], return_index=True)
     if not known.size:
         return 0
+    stood = weight[finite][at]
     total = meta.get("total") if meta.get("state") == "SUCCEEDED" else None
-    return int(max(known[-1], total or 0) - known[0] + 1) - known.size
+    span = max(known[-1], total or 0) - known[0] + stood[0]
+    return max(0, int(span - stood.sum()))
 
 
 def stands_for(step: Floats) -> Floats:
-    """Steps since the line before, 1 for the first and for a step that came again."""
+    """How many steps each line of a log stands for: what its time and its tokens a step weigh in a sum.
+
+    A log that tells every tenth step tells the mean of ten, or one for ten. A line stands for the steps since the
+    line before, but for no more than the log's interval: what is beyond that is a hole, and the step after a hole
+    says nothing of those in it. The first line, and one after a restart, stand for the interval too, but never for
+    more steps than there were. 1 where the step is unknown.
+    """
     import numpy as np
 
-    gaps = np.diff(step, prepend=step[:1] - 1)
-    return np.where(gaps >= 1, gaps, 1.0)
+    gaps = np.diff(step)
+    seen, often = np.unique(gaps[gaps >= 1], return_counts=True)
+    usual = seen[often > 1]
+    most = float(usual.max()) if usual.size else float(seen.min()) if seen.size else 1.0
+    back = np.where(gaps < 1, np.minimum(step[1:], most), gaps)
+    first = np.minimum(step[:1], most)
+    return np.clip(np.nan_to_num(np.concatenate([first, back]), nan=1.0), 1.0, most)
+
+
+def passed(step: Floats, first: float) -> Floats:
+    """Steps since the line before, also those that stand in no line; `first` for the first, 1 for one told again."""
+    import numpy as np
+
+    gaps = np.diff(step)
+    return np.concatenate([np.full(step[:1].size, first), np.where(gaps >= 1, gaps, 1.0)])

@@ -52,7 +52,8 @@ UNITS: dict[str, str] = {
 class _Run:
     """What the metrics of one run are made from. `step_s`, `tokens` and `steps` are of the steady iterations.
 
-    `steps` is how many steps each line stands for: more than one where the log leaves some out.
+    `steps` is how many steps each line stands for: more than one where the log leaves some out. `passed` counts those
+    since the line before, also over a hole in the log.
     """
 
     meta: Mapping[str, Any]
@@ -65,6 +66,7 @@ class _Run:
     step_s: Floats
     tokens: Floats
     steps: Floats
+    passed: Floats
     loss: Floats
     window: tuple[float, float] | None
     tokens_note: str | None
@@ -169,6 +171,8 @@ def _gather(
     dropped = steady.mser5(step_s[timed])
     kept = np.flatnonzero(timed)[dropped:]
     tokens, note = iterations.tokens_of(iterations.column(columns, "tokens", size), meta)
+    step = iterations.column(columns, "step", size)
+    weight = iterations.stands_for(step)
     return _Run(
         meta=meta,
         said=said,
@@ -176,17 +180,20 @@ def _gather(
         total=size,
         dropped=dropped,
         untimed=int(size - timed.sum()),
-        missing=iterations.missing(iterations.column(columns, "step", size), meta),
+        missing=iterations.missing(step, weight, meta),
         step_s=step_s[kept],
         tokens=tokens[kept],
-        steps=iterations.stands_for(iterations.column(columns, "step", size)[kept]),
+        steps=weight[kept],
+        passed=iterations.passed(step[kept], float(weight[kept[0]]) if kept.size else 1.0),
         loss=iterations.column(columns, "loss", size),
-        window=iterations.window(iterations.column(columns, "t", size), step_s, kept),
+        window=iterations.window(iterations.column(columns, "t", size), step_s * weight, kept),
         tokens_note=note,
     )
 
 
 def _iterations_note(run: _Run) -> str:
+    import numpy as np
+
     timed = run.total - run.untimed
     needed = steady.BATCH * steady.MIN_BATCHES
     words = ["change points: not looked for"]
@@ -194,6 +201,9 @@ def _iterations_note(run: _Run) -> str:
         words.insert(0, f"nothing dropped as warm-up: MSER-5 needs {needed} timed iterations, here are {timed}")
     if run.untimed:
         words.insert(0, f"{run.untimed} iterations without a step time are left out")
+    every = float(np.median(run.steps)) if run.steps.size else 1.0
+    if every > 1:
+        words.insert(0, f"a line of the log stands for {every:g} iterations")
     if run.missing:
         words.insert(0, f"{run.missing} iterations are not in the log")
     return "; ".join(words)
@@ -206,7 +216,8 @@ def _speed(run: _Run) -> None:
     n = int(run.step_s.size)
     none = "no iteration has a step time"
     counted = np.isfinite(run.tokens) & (run.tokens > 0)
-    tokens, seconds = run.tokens[counted], run.step_s[counted]
+    steps = run.steps[counted]
+    tokens, seconds = run.tokens[counted] * steps, run.step_s[counted] * steps
     if seconds.size:
         rate = float(tokens.sum() / seconds.sum())
         ci = interval.ratio_interval(tokens, seconds)
@@ -332,7 +343,7 @@ def _energy(run: _Run) -> None:
     before = ticks.energy_before_j(run.window[0])
     run.put("energy_warmup_j", before.value, note="from the first reading to the steady part, start-up included")
     part = ticks.energy_j(run.window)
-    tokens = float(np.nansum(run.tokens * run.steps))
+    tokens = float(np.nansum(run.tokens * run.passed))
     if not part.value or not tokens or run.value("tokens_per_s") is None:
         why = part.note if not part.value else "the log does not say how many tokens a step holds"
         run.put("energy_per_token_j", None, note=why)
