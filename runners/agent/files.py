@@ -33,7 +33,11 @@ class LineFile:
 
     def append(self, obj: dict[str, Any]) -> bool:
         """Add one line; False where it waits for room."""
-        self.pending.append(json.dumps(obj, separators=(",", ":")).encode() + b"\n")
+        return self.append_line(json.dumps(obj, separators=(",", ":")).encode() + b"\n")
+
+    def append_line(self, line: bytes) -> bool:
+        """The same of a line that is JSON already, its newline included."""
+        self.pending.append(line)
         return self.flush()
 
     def flush(self, sync: bool = False) -> bool:
