@@ -80,7 +80,8 @@ def stands_for(step: Floats) -> Floats:
     most = float(usual.max()) if usual.size else float(seen.min()) if seen.size else 1.0
     back = np.where(gaps < 1, np.minimum(step[1:], most), gaps)
     first = np.minimum(step[:1], most)
-    return np.clip(np.nan_to_num(np.concatenate([first, back]), nan=1.0), 1.0, most)
+    weight: Floats = np.clip(np.nan_to_num(np.concatenate([first, back]), nan=1.0), 1.0, most)
+    return weight
 
 
 def passed(step: Floats, first: float) -> Floats:

@@ -75,7 +75,7 @@ def logged(text: str, declared: Declared) -> dict[str, Any]:
 
 
 def test_the_speed_of_a_torchtitan_log_is_that_of_all_its_steps() -> None:
-    """Step 1 and each tenth; the hundred slow steps of the middle count as hundred, the two slow lines apart as few."""
+    """It tells step 1 and each tenth with the mean of those since the line before."""
     seconds, text = 0.0, ""
     for step in range(1, 201):
         seconds += 2.0 if step <= 10 or 100 < step <= 110 else 0.25
