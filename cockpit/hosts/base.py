@@ -11,6 +11,7 @@ ServerError                  a server unreachable or not answering (core)
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, MutableMapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -100,6 +101,19 @@ class Entry:
 Progress = Callable[[int, int], None]  # bytes that are there, bytes in all
 
 
+class Talk(Protocol):
+    """A program that runs on a machine and is talked with."""
+
+    async def send(self, data: bytes) -> None:
+        """Write to its standard input, waiting while it does not read. That it has ended is no error here."""
+
+    async def read(self) -> bytes:
+        """At least one byte that it printed, at most a block; empty at the end of its output. Raises ServerLost."""
+
+    async def ended(self, timeout: float = 10.0) -> Completed:
+        """How it ended, once `read` came to its end: its status, the last of its stderr. Raises ServerLost."""
+
+
 class Host(Protocol):
     """A machine. Paths are absolute strings on that machine; every method has a timeout and raises ServerError.
 
@@ -124,6 +138,9 @@ class Host(Protocol):
 
         `input` is its standard input, a file's bytes where it is a path. The answer's `stderr` holds the last 64 KiB.
         """
+
+    def talk(self, argv: Sequence[str]) -> AbstractAsyncContextManager[Talk]:
+        """Start a program and talk with it; the end of the block ends it, whatever it does. No timeout is its own."""
 
     async def shell(self, argv: Sequence[str]) -> int:
         """Run an interactive command on this process's terminal, a real pty with resize there; its exit status."""

@@ -6,12 +6,13 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncGenerator, Callable, MutableMapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from cockpit.core.errors import LaunchRefused, ServerError, UsageError
 from cockpit.core.records import Access, Chunk
-from cockpit.hosts import children, files, terminal, transfer
+from cockpit.hosts import children, files, talk, terminal, transfer
 from cockpit.hosts.base import (
     BLOCK_BY,
     POLL_S,
@@ -22,6 +23,7 @@ from cockpit.hosts.base import (
     FileTruncated,
     Progress,
     ServerTimeout,
+    Talk,
 )
 
 _P = ParamSpec("_P")
@@ -70,6 +72,10 @@ class LocalHost:
     ) -> Completed:
         """Run a long command and hand on what it prints; see `Host.stream`."""
         return await children.stream(self.name, argv, output, input, timeout)
+
+    def talk(self, argv: Sequence[str]) -> AbstractAsyncContextManager[Talk]:
+        """Start a program and talk with it; see `Host.talk`."""
+        return talk.local(self.name, argv)
 
     async def shell(self, argv: Sequence[str]) -> int:
         """Run an interactive command on this terminal; see `Host.shell`. Raises UsageError."""

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from cockpit.core.errors import LaunchRefused, ServerError
 from cockpit.core.records import Access, Chunk
-from cockpit.hosts import children, far_call, ssh_transfer
-from cockpit.hosts.base import BLOCK_BY, POLL_S, TREE_TIMES, Completed, Entry, Progress, ServerTimeout
+from cockpit.hosts import children, far_call, ssh_transfer, talk
+from cockpit.hosts.base import BLOCK_BY, POLL_S, TREE_TIMES, Completed, Entry, Progress, ServerTimeout, Talk
 from cockpit.hosts.following import Following
 from cockpit.hosts.pool import Pooled
 from cockpit.hosts.remote import Call, command_line
@@ -88,6 +88,10 @@ class SshHost:
             finally:
                 await call.end()
         return Completed(rc, b"", bytes(tail.kept))
+
+    def talk(self, argv: Sequence[str]) -> contextlib.AbstractAsyncContextManager[Talk]:
+        """Start a program and talk with it; see `Host.talk`."""
+        return talk.far(self.call(argv), self._io_timeout_s)
 
     async def shell(self, argv: Sequence[str]) -> int:
         """Run an interactive command on this terminal; see `Host.shell`."""
