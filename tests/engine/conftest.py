@@ -48,6 +48,7 @@ class Duel:
     runs: Path
     work: Path
     env: dict[str, str] = field(default_factory=dict)
+    program: tuple[str, ...] = ("-m", "cockpit.cli")  # of `start`
 
     def write(self, *, steps: int = 20, pause: float = 0.002, repeats: int = 3, hold: bool = False) -> None:
         """Write the profile; with `hold` each run waits at step 3 until `release` is called."""
@@ -84,7 +85,7 @@ class Duel:
         out, err = (self.home / "out.txt").open("wb"), (self.home / "err.txt").open("wb")
         with out, err:
             return subprocess.Popen(
-                [sys.executable, "-m", "cockpit.cli", *words],
+                [sys.executable, *self.program, *words],
                 stdout=out, stderr=err, stdin=subprocess.DEVNULL, env={**os.environ, **self.env},
             )  # fmt: skip
 

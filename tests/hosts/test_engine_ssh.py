@@ -34,6 +34,14 @@ while not os.path.exists(here + "/gate.3"):
     time.sleep(0.01)
 """
 
+# A cockpit that soon says LOST, before its pauses are long; test_duel_services waits out the real time.
+HASTY = """
+from cockpit.cli import script
+from cockpit.engine import reconnect
+reconnect.LOST_AFTER_S = 2.0
+script()
+"""
+
 
 def eventually(what: Callable[[], Any], seconds: float = 90) -> Any:
     """As in the engine's tests, with more patience: other tests may have the processors."""
@@ -163,6 +171,7 @@ def test_a_cockpit_killed_in_the_first_minute_finds_all_after_the_last_run_ended
         assert far.steps(run) == list(range(1, 21))
 
 
+@pytest.mark.soak  # test_duel_lost cuts a wire as often, and looks at every byte too
 def test_a_link_that_is_cut_again_and_again_costs_no_byte_and_is_said_each_time(far: Far, machine: Sshd) -> None:
     far.write(program=BURSTS)
     cockpit = far.start("run", "--profile", "toy")
@@ -188,6 +197,7 @@ def test_a_server_that_stops_and_starts_again_is_lost_and_then_tells_the_truth(
     far: Far, machine: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far.write(hold=True, repeats=2)
+    far.program = ("-c", HASTY)
     cockpit = far.start("run", "--profile", "toy")
     run = far.held()
     machine.stop()
