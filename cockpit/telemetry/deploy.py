@@ -57,9 +57,9 @@ async def deploy(
     there = await host.read(layout.queue_file(q), 0, len(document) + 1)
     if there not in (b"", document):
         raise LaunchRefused(f"{q} on {host.name} already holds another queue, and a queue never changes.")
-    await _put_package(host, agent, layout.agent_file(workdir, agent.sha256))
+    await put_package(host, agent, layout.agent_file(workdir, agent.sha256))
     if queue["code"] is not None:
-        await _put_package(host, code, layout.code_file(workdir, code.sha256))
+        await put_package(host, code, layout.code_file(workdir, code.sha256))
     for sha256, path in (files or {}).items():
         await _put_archive(host, path, sha256, layout.files_file(workdir, sha256))
     await host.mkdirs(f"{q}/control")
@@ -80,7 +80,7 @@ async def start(host: Host, q: str, python: str) -> dict[str, Any]:
     if not await host.read(launch.pyz(q), 0, 1):  # bin/ was emptied; any agent of ours can work any ekvi.queue/1
         package = build_agent()
         launch = _Launch(package.sha256[:16], None)
-        await _put_package(host, package, launch.pyz(q))
+        await put_package(host, package, launch.pyz(q))
     if launch.python != python:
         await _put_launch(host, q, _Launch(launch.agent, python))
     done = await host.run([*_NOT_OF_A_RUN, python, launch.pyz(q), "start", q], timeout=_START_S)
@@ -162,7 +162,7 @@ async def _put_document(host: Host, obj: Mapping[str, Any], path: str) -> None:
     await host.put(layout.document(obj).encode(), path)
 
 
-async def _put_package(host: Host, package: Package, path: str) -> None:
+async def put_package(host: Host, package: Package, path: str) -> None:
     """Put a package where it is not there yet. Its name is its hash and `put` is atomic, so the size decides."""
     size = len(package.data)
     if len(await host.read(path, size - 1, 2)) != 1:
