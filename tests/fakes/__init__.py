@@ -1,0 +1,1 @@
+"""Driver libraries made at test time: the doors of the vendors, with values that a test writes."""
