@@ -12,6 +12,7 @@ from cockpit.core.errors import CockpitError, ConfigError, LaunchRefused, Server
 from cockpit.core.ids import group_id
 from cockpit.core.records import VENDORS, GroupPlan
 from cockpit.engine.admit import Checked, Connect, check, close, must
+from cockpit.engine.dryrun import dry_run
 from cockpit.engine.putting import launch
 
 __all__ = ["Checked", "Connect", "Wish", "check", "dry_run", "launch", "plan"]
@@ -90,18 +91,3 @@ async def _vendors(resolved: Any, connect: Connect) -> tuple[dict[str, str], lis
             raise answer
     must(silent, resolved.base.servers, require_all=resolved.base.require_all)
     return found, list(silent)
-
-
-def dry_run(group: GroupPlan) -> str:
-    """All that `run` would do, uploads included, as a shell script that works by hand."""
-    from cockpit import launch as launchers
-    from cockpit.engine.deliver import Packing
-    from cockpit.telemetry.pack import build_agent, build_code
-
-    packing = Packing()
-    try:
-        packed = [packing.pack(server) for server in group.servers.values()]
-    finally:
-        packing.close()
-    files = {local: archive.there for each in packed for local, archive in each.items()}
-    return launchers.render(group, agent=build_agent().sha256, code=build_code().sha256, files=files)

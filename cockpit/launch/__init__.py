@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cockpit.core.errors import LaunchRefused
-from cockpit.core.records import GroupPlan, QueuePlan, RunPlan, ServerSpec
+from cockpit.core.records import ContainerFacts, GroupPlan, QueuePlan, RunPlan, ServerSpec
+from cockpit.hosts import shell
 from cockpit.launch import common
 
 LAUNCHERS = ("process", "container")
@@ -104,22 +106,36 @@ def render(
     code: str,
     files: Mapping[str, str] | None = None,
     masters: Mapping[str, str] | None = None,
+    nodes: Mapping[str, Sequence[ContainerFacts | None]] | None = None,
+    remarks: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """A dry run: everything that `run` would do, as a shell script that does it when it is run by hand.
 
     `agent` and `code` are the hashes (SHA-256) of the two packages, `files` as for `queue`, `masters` its `master` by
-    the queue's key. Raises LaunchRefused.
+    the queue's key, `nodes` what the engine and image of each node of a server said, by the server's name. `remarks`
+    stand before the commands of a queue, by its key. Raises LaunchRefused.
     """
     from cockpit.launch import dryrun
 
     lines: list[str] = []
     for plan_ in group.queues:
         told: dict[str, Any] = {"code": code, "files": files, "master": (masters or {}).get(plan_.key)}
-        nodes = range(max(1, len(plan_.nodes)))
-        token = dryrun.TOKEN if len(nodes) > 1 else None
-        documents = [queue(plan_, group.servers, node=i, token=token, **told) for i in nodes]
+        count = max(1, len(plan_.nodes))
+        token = dryrun.TOKEN if count > 1 else None
+        documents = [queue(plan_, _of_node(group, i, nodes or {}), node=i, token=token, **told) for i in range(count)]
+        lines += [line for remark in (remarks or {}).get(plan_.key, ()) for line in shell.comment_line(remark)]
         lines += dryrun.queue(group, plan_, documents, agent=agent, files=files or {})
     return "\n".join(lines) + "\n"
+
+
+def _of_node(
+    group: GroupPlan, node: int, known: Mapping[str, Sequence[ContainerFacts | None]]
+) -> dict[str, ServerSpec]:
+    """The servers of a group as their node number `node` is known."""
+    return {
+        name: dataclasses.replace(spec, container=known[name][node]) if node < len(known.get(name, ())) else spec
+        for name, spec in group.servers.items()
+    }
 
 
 def interactive(

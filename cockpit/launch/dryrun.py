@@ -33,7 +33,8 @@ def queue(
     for node, (access, document) in enumerate(zip(accesses, documents, strict=True)):
         of = f", node {node + 1} of {len(documents)}" if len(documents) > 1 else ""
         title = f"group {group.group}, queue {plan.key} on {access.address}{of}"
-        yield from shell.comment_line(f"{title}: {len(plan.runs)} runs, one after the other")
+        count = f"{len(plan.runs)} runs, one after the other" if len(plan.runs) > 1 else "1 run"
+        yield from shell.comment_line(f"{title}: {count}")
         yield "("
         yield "set -eu; umask 077"
         yield from _Part(group, plan, document, access, agent, files).lines()

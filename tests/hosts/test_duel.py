@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +87,23 @@ def test_a_cockpit_that_was_killed_finds_all_done(someone: User, machines: Machi
     assert {m["state"] for m in someone.metas()} & ENDED != ENDED
     someone.call("attach", "last", timeout=60)
     everything_is_home(someone, machines)
+
+
+def test_the_dry_run_done_by_hand_trains_on_both_machines(someone: User, machines: Machines) -> None:
+    script = someone.call("run", "--profile", "duel-hosts", "--repeats", "1", "--dry-run").stdout
+    assert "target=/data" in script
+    assert "source=/root" not in script  # the folder is the server's user's, and not a guess
+    done = subprocess.run(
+        ["sh"], input=script, env=someone.env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for machine in machines.both:
+        (q,) = queues(machine)
+        (states,) = q.glob("runs/*/states.jsonl")
+
+        def ended(path: Path = states) -> str | None:
+            last = json.loads(path.read_text().splitlines()[-1])
+            return str(last["state"]) if last["state"] in ENDED else None
+
+        assert eventually(ended, 90, states.read_text) == "SUCCEEDED", states.read_text()
+        assert (q / "runs" / states.parent.name / "out" / "output.zip").exists()

@@ -16,6 +16,7 @@ from cockpit.core.errors import Exit, UsageError
 from cockpit.core.text import printable
 
 if TYPE_CHECKING:
+    from cockpit.core.records import GroupPlan
     from cockpit.engine.admit import Checked, Connect
     from cockpit.engine.start import Wish
     from cockpit.store.store import GroupRecord, Store
@@ -73,14 +74,28 @@ def _wish(args: argparse.Namespace) -> Wish:
 
 
 def _dry_run(wish: Wish, args: argparse.Namespace) -> int:
+    if args.resume:
+        raise UsageError("--dry-run and --resume exclude each other.")
+    group, script = asyncio.run(_script(wish))
+    if args.output == "json":
+        document = {"type": "dry_run", "id": group.group, "runs": [r.run for r in group.runs], "script": script}
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        sys.stdout.write(script)
+    return int(Exit.OK)
+
+
+async def _script(wish: Wish) -> tuple[GroupPlan, str]:
+    from cockpit.engine.admit import Kept
     from cockpit.engine.start import dry_run, plan
     from cockpit.hosts import connect
 
-    if args.resume:
-        raise UsageError("--dry-run and --resume exclude each other.")
-    group = asyncio.run(plan(wish, connect))
-    sys.stdout.write(dry_run(group))
-    return int(Exit.OK)
+    kept = Kept(connect)
+    try:
+        group = await plan(wish, kept)
+        return group, await dry_run(group, kept)
+    finally:
+        await kept.close()
 
 
 async def _run(args: argparse.Namespace, store: Store, held: contextlib.ExitStack) -> int | GroupRecord:

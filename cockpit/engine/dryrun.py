@@ -1,0 +1,90 @@
+"""What `run --dry-run` prints: the script of a launch, for the servers as they are now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cockpit.core.errors import CockpitError
+from cockpit.core.records import ContainerFacts, GroupPlan, ServerSpec
+from cockpit.engine.admit import Connect, accesses, close
+from cockpit.engine.data import takes_data
+
+if TYPE_CHECKING:
+    from cockpit.hosts.base import Host
+
+_ASK_S = 30.0  # a dry run also prints where no server answers
+
+Facts = Sequence[ContainerFacts | None]
+
+
+async def dry_run(group: GroupPlan, connect: Connect) -> str:
+    """All that `run` would do, uploads included, as a shell script that works by hand.
+
+    The servers are asked what a launch would ask them: their engines, their images and their names in the network.
+    What one does not say is filled in with what is usual, and a remark says so.
+    """
+    names = list(dict.fromkeys(run.server for run in group.runs))
+    asked = await asyncio.gather(*(_ask(group, name, connect) for name in names))
+    nodes = {name: found for name, (found, _, _) in zip(names, asked, strict=True)}
+    masters = {name: master for name, (_, master, _) in zip(names, asked, strict=True) if master is not None}
+    said = {name: remarks for name, (_, _, remarks) in zip(names, asked, strict=True)}
+    return await asyncio.to_thread(_render, group, nodes, masters, said)
+
+
+async def _ask(group: GroupPlan, name: str, connect: Connect) -> tuple[Facts, str | None, list[str]]:
+    """What is known of a server's nodes, the first one's name in the network, and remarks on what is not known."""
+    server = group.servers[name]
+    remarks = []
+    if group.data_from not in (None, name) and any(r.server == name and takes_data(r) for r in group.runs):
+        remarks.append(f"data_from: `run` first copies what {group.data_from} has prepared to {name}; this does not.")
+    hosts = [connect(access) for access in accesses(server)]
+    try:
+        async with asyncio.timeout(_ASK_S):
+            facts = await _facts(group, server, hosts)
+            master = await hosts[0].network_name() if len(hosts) > 1 and server.master_addr is None else None
+    except (CockpitError, TimeoutError) as error:
+        why = error.message if isinstance(error, CockpitError) else f"no answer within {_ASK_S:.0f} s."
+        return (), None, [*remarks, f"{name} could not be asked, and is taken to be as usual: {why}"]
+    finally:
+        await close(hosts)
+    if any(f is not None and f.image_id is None for f in facts):
+        remarks.append(f"the image is not on {name} yet: its entry point is not known, and is taken to be none.")
+    return facts, master, remarks
+
+
+async def _facts(group: GroupPlan, server: ServerSpec, hosts: Sequence[Host]) -> Facts:
+    """The engine of each node and the image that the server's runs are in; nothing where there is no container."""
+    from cockpit.core.imagename import image_tag
+    from cockpit.hosts.probe import container_facts
+
+    run = next((r for r in group.runs if r.server == server.name and r.launcher == "container"), None)
+    if run is None:
+        return ()
+    engine, image = str(run.launch.get("engine", "auto")), image_tag(run.launch, server.vendor)
+    return await asyncio.gather(*(container_facts(h, engine, image, vendor=server.vendor) for h in hosts))
+
+
+def _render(
+    group: GroupPlan, nodes: Mapping[str, Facts], masters: Mapping[str, str], said: Mapping[str, Sequence[str]]
+) -> str:
+    from cockpit import launch as launchers
+    from cockpit.engine.deliver import Packing
+    from cockpit.telemetry.pack import build_agent, build_code
+
+    packing = Packing()
+    try:
+        packed = [packing.pack(server) for server in group.servers.values()]
+    finally:
+        packing.close()
+    servers = {queue.key: list(dict.fromkeys(run.server for run in queue.runs)) for queue in group.queues}
+    return launchers.render(
+        group,
+        agent=build_agent().sha256,
+        code=build_code().sha256,
+        files={local: archive.there for each in packed for local, archive in each.items()},
+        masters={key: masters[names[0]] for key, names in servers.items() if names[0] in masters},
+        nodes=nodes,
+        remarks={key: [r for name in names for r in said[name]] for key, names in servers.items()},
+    )
