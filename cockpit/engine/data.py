@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import CockpitError, ConfigError, LaunchRefused, ServerError, did_you_mean
-from cockpit.core.records import Access, QueuePlan, RunPlan
+from cockpit.core.records import Access, GroupPlan, QueuePlan, RunPlan, ServerSpec
 from cockpit.engine.admit import Checked, Connect, accesses, close
 from cockpit.hosts import layout
 
@@ -50,8 +50,10 @@ async def share_data(checked: Checked, connect: Connect) -> Checked:
     has not prepared the data, ServerError where it does not answer.
     """
     group = checked.group
-    if group.data_from is None or not any(_takes(run) for run in group.runs):
+    if group.data_from is None or not any(takes_data(run) for run in group.runs):
         return checked
+    if all(_is_source(group, group.servers[run.server]) for run in group.runs):
+        return checked  # who has to prepare it cannot wait for it
     if group.data_from != "local" and group.data_from not in group.servers:
         raise ConfigError(
             f"data_from: there is no server {group.data_from!r} in this group.",
@@ -70,7 +72,14 @@ async def share_data(checked: Checked, connect: Connect) -> Checked:
     return dataclasses.replace(checked, group=dataclasses.replace(group, queues=queues), refused=refused)
 
 
-def _takes(run: RunPlan) -> bool:
+def _is_source(group: GroupPlan, server: ServerSpec) -> bool:
+    if group.data_from == "local":
+        return server.address == "local" and server.workdir is None
+    return server.name == group.data_from
+
+
+def takes_data(run: RunPlan) -> bool:
+    """Whether a run trains on prepared data, and so on what `data_from` names."""
     return run.config["runner"]["name"] == "megatron" and any(s.stage in ("data", "train") for s in run.stages)
 
 
@@ -84,7 +93,7 @@ def _told(queue: QueuePlan, keys: Mapping[str, str]) -> QueuePlan:
     """A queue whose stages know their entry."""
 
     def run_of(run: RunPlan) -> RunPlan:
-        if not _takes(run):
+        if not takes_data(run):
             return run
         stages = tuple(
             dataclasses.replace(s, env={**s.env, ENTRY: keys[_request(run)]}) if s.stage in ("data", "train") else s
@@ -103,25 +112,24 @@ async def _fetch(checked: Checked, connect: Connect, folder: Path) -> dict[str, 
     host = connect(Access() if source is None else source.access)
     try:
         workdir = await asyncio.wait_for(host.workdir(None if source is None else source.workdir), _STEP_S)
-        requests = dict.fromkeys(_request(run) for run in group.runs if _takes(run))
-        name, most = str(group.data_from), group.limits.fetch_by
-        return {r: await _fetch_one(host, workdir, r, folder / r, name, most) for r in requests}
+        requests = dict.fromkeys(_request(run) for run in group.runs if takes_data(run))
+        most = group.limits.fetch_by
+        return {r: await _fetch_one(host, workdir, r, folder / r, group, most) for r in requests}
     except TimeoutError:
         raise ServerError(f"{host.name} did not answer in time for its prepared data.") from None
     finally:
         await close([host])
 
 
-async def _fetch_one(host: Host, workdir: str, request: str, folder: Path, source: str, most: int) -> _Entry:
+async def _fetch_one(host: Host, workdir: str, request: str, folder: Path, group: GroupPlan, most: int) -> _Entry:
     data = layout.data_folder(workdir)
     key = await asyncio.wait_for(host.read(f"{data}/{request}.entry", 0, 17), _STEP_S)
     if not _KEY.fullmatch(key):
-        once = (
-            "with `run --stage data` on this machine"
-            if source == "local"
-            else f"`run --stage data --servers {source}`"
+        source = group.data_from
+        raise LaunchRefused(
+            f"data_from: {source} has not prepared the data of this profile.",
+            hint=f"First `ekvi-cockpit run --profile {group.profile} --stage data --servers {source}`.",
         )
-        raise LaunchRefused(f"data_from: {source} has not prepared the data of this profile.", hint=f"First {once}.")
     entry = f"{data}/{key.decode()}"
     files = {}
     for name in (*_SUMS, _MANIFEST):

@@ -84,7 +84,15 @@ async def test_a_source_without_the_data_says_what_to_run_first(tmp_path: Path) 
     with pytest.raises(LaunchRefused, match="a has not prepared") as error:
         await share_data(_checked(tmp_path), connect)
     assert error.value.hint is not None
-    assert "run --stage data --servers a" in error.value.hint
+    assert "run --profile p --stage data --servers a" in error.value.hint
+
+
+async def test_the_source_alone_prepares_its_data_as_the_hint_says(tmp_path: Path) -> None:
+    checked = _checked(tmp_path)
+    group = checked.group
+    alone = dataclasses.replace(group, queues=group.queues[:1], servers={"a": group.servers["a"]})
+    shared = await share_data(dataclasses.replace(checked, group=alone), connect)
+    assert [s.env.get(ENTRY) for s in shared.group.runs[0].stages] == [None, None, None]
 
 
 async def test_a_damaged_source_is_named(tmp_path: Path) -> None:
