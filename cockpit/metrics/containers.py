@@ -33,7 +33,7 @@ def image_difference(sides: Sequence[Side]) -> dict[str, Any] | None:
     sent from machine to machine has no digest: so either of the two says that it is the same.
     """
     seen = {s.name: [r.provenance.get("container") or {} for r in s.counted] for s in sides if s.counted}
-    if not all(any(each) for each in seen.values()):
+    if not seen or not all(any(each) for each in seen.values()):
         return None
     runs = [one for each in seen.values() for one in each]
     if _same(runs, "image_id") or _same(runs, "digest"):

@@ -62,6 +62,7 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"gpus$", "warning", "another number of GPUs"),
     (r"nodes$", "warning", "another number of nodes"),
     (r"cockpit$", "info", "another version of the cockpit"),
+    (r"succeeded$", "warning", "nothing that it did could be compared"),
     (r"throttling$", "warning", "a GPU was slowed by power, heat or hardware for part of the time"),
     (r"config\.(theme|servers?|repeats|profile|pricing|name|stage)(\.|$)", None, ""),
     (r"runner_said\.(run|smoke|host|pid|argv|time|date|started|cwd|path|device_name|gpu|cpu)(\.|$)", None, ""),
@@ -86,7 +87,7 @@ def parity(sides: Sequence[Side], *, strict: bool = False) -> dict[str, Any]:
     swept = _swept(sides)
     keys = dict.fromkeys(key for runs in facts.values() for one in runs for key in one)
     found = [d for key in keys if (d := _difference(key, facts, swept, silent)) is not None]
-    found += _throttling(sides)
+    found += [*_unfinished(sides), *_throttling(sides)]
     image = image_difference(sides)
     found += [] if image is None else [image]
     found.sort(key=lambda d: (ORDER.index(d["severity"]), d["key"]))
@@ -252,6 +253,17 @@ def _shown(key: str, values: list[Any]) -> Any:
     if not values:
         return _ABSENT if key.startswith("env.") else None
     return values[0] if len(values) == 1 else " | ".join(str(v) for v in values)
+
+
+def _unfinished(sides: Sequence[Side]) -> list[dict[str, Any]]:
+    """One warning where a side has no run that succeeded: that nothing differs says nothing then."""
+    without = [s.name for s in sides if not s.counted]
+    if not without or len(sides) < 2:
+        return []
+    severity, why = _rule("succeeded")
+    have = "has" if len(without) == 1 else "have"
+    told = f"{', '.join(without)} {have} no run that succeeded: {why}"
+    return [{"key": "succeeded", "values": {s.name: len(s.counted) for s in sides}, "severity": severity, "why": told}]
 
 
 def _throttling(sides: Sequence[Side]) -> list[dict[str, Any]]:

@@ -284,7 +284,22 @@ def test_another_number_of_gpus_or_nodes_is_a_warning() -> None:
 
 def test_a_side_that_was_refused_is_not_said_to_differ_in_what_nobody_could_record() -> None:
     refused = changed(meta(server="b", state="CANCELLED"), "provenance", ...)
-    assert severities(meta(), refused) == {}
+    assert severities(meta(), refused) == {"succeeded": "warning"}
     other = Side("b", [RunFacts("b0", {"state": "CANCELLED"}, changed(refused, "config.model.layers", 8))])
     (found,) = parity([side("a", meta()), other])["differences"]
     assert (found["key"], found["severity"], found["values"]) == ("model.layers", "blocking", {"a": 4, "b": 8})
+
+
+def test_a_side_without_a_run_that_succeeded_is_not_called_fair() -> None:
+    failed = side("b", meta(server="b", state="FAILED"))
+    found = parity([side("a", meta(), meta()), failed])
+    assert found["verdict"] == "labelled"
+    (told,) = [d for d in found["differences"] if d["key"] == "succeeded"]
+    assert told["values"] == {"a": 2, "b": 0}
+    assert told["why"] == "b has no run that succeeded: nothing that it did could be compared"
+    assert parity([failed])["verdict"] == "fair"  # there is nothing that it could be unfair to
+
+
+def test_runs_that_were_in_no_container_and_did_not_succeed_have_no_image_to_differ_in() -> None:
+    cancelled = [side(n, meta(server=n, state="CANCELLED")) for n in "ab"]
+    assert "image" not in {d["key"] for d in parity(cancelled)["differences"]}
