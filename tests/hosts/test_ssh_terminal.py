@@ -42,17 +42,18 @@ async def main():
         await host.close()
 asyncio.run(main())
 """
+# Signals are waited for, not handled: a handler would miss one that comes just before it begins to read a line.
 _LOOKS = """
-import os, signal
-def show(*_):
+import os, signal, threading
+told = {signal.SIGWINCH, signal.SIGINT}
+signal.pthread_sigmask(signal.SIG_BLOCK, told)
+def show():
     os.write(1, b"%dx%d " % tuple(os.get_terminal_size()))
-signal.signal(signal.SIGWINCH, show)
 show()
-try:
-    print("got", input(), flush=True)
-    signal.pause()
-except KeyboardInterrupt:
-    raise SystemExit(9)
+threading.Thread(target=lambda: print("got", input(), flush=True), daemon=True).start()
+while signal.sigwait(told) == signal.SIGWINCH:
+    show()
+raise SystemExit(9)
 """
 
 
