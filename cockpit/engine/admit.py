@@ -84,8 +84,8 @@ async def _ask(
     runs = [r for r in group.runs if r.server == name]
     hosts = [connect(access) for access in accesses(server)]
     try:
-        examined = await examine(hosts[0], server, runs, peers=hosts[1:])
-        refusal = examined.refusal(name)
+        examined = await examine(hosts[0], server, runs, peers=hosts[1:], profile=group.profile)
+        refusal = examined.refusal(name, group.profile)
         for finding in examined.findings:
             if finding.level == "warn" and refusal is None:
                 say(f"server {name}: {finding.text}{f' {finding.mend}' if finding.mend else ''}")
@@ -128,7 +128,7 @@ async def _image(
     source = connect(group.servers[name].access) if name not in (None, "local") and name in group.servers else None
     try:
         for host in hosts:
-            place = Place(host, server, launch, lambda line: say(f"{server.name}: {line}"), local)
+            place = Place(host, server, launch, lambda line: say(f"{server.name}: {line}"), local, group.profile)
             await ensure_image(place, source=source)
     finally:
         await close([h for h in (local, source) if h is not None])

@@ -35,14 +35,16 @@ async def examine(
     *,
     peers: Sequence[Host] = (),
     full: bool = False,
+    profile: str = "P",
 ) -> Examined:
     """What stands in the way of `runs` on `server`, which `host` leads to; `peers` are its other nodes.
 
     Without `full` only what could keep a run from starting is asked. No runs: only what concerns every run. The
-    container's facts are the first node's. Never raises a CockpitError: an error is a finding.
+    container's facts are the first node's. `profile` is for hints. Never raises a CockpitError: an error
+    is a finding.
     """
     hosts = [host, *peers]
-    looked = await asyncio.gather(*(_Machine(h, server, runs, full).examine() for h in hosts))
+    looked = await asyncio.gather(*(_Machine(h, server, runs, full, profile).examine() for h in hosts))
     findings = list(looked[0].findings)
     for peer, found in zip(peers, looked[1:], strict=True):
         findings += [replace(f, text=f"node {peer.name}: {f.text}") for f in found.findings]
@@ -61,6 +63,7 @@ class _Machine:
     server: ServerSpec
     runs: Sequence[RunPlan]
     full: bool
+    profile: str
     findings: list[Finding] = field(default_factory=list)
     container: ContainerFacts | None = None
     workdir: str | None = None
@@ -124,7 +127,9 @@ class _Machine:
                 self.container = facts
                 found.append(checks_container.engine(facts))
             python = _agent_python(self.server)
-            look = checks_container.image(self.host, name, settings, facts, python, full=self.full)
+            look = checks_container.image(
+                self.host, name, settings, facts, python, full=self.full, profile=self.profile
+            )
             found += await step("image", look)
         return found
 
@@ -144,9 +149,12 @@ class _Machine:
         if any(f.level == "fail" for f in found):
             return found
         there = await self._containers()
+        count = None
         if self.full or self.server.gpus:
-            found += checks_gpus.inventory(await looking.gpus(self.host, vendor), look, self.server)
-        found += await step("tenants", checks_gpus.tenants(self.host, self.server, there), level="warn")
+            seen = await looking.gpus(self.host, vendor)
+            count = seen.count
+            found += checks_gpus.inventory(seen, look, self.server)
+        found += await step("tenants", checks_gpus.tenants(self.host, self.server, there, count), level="warn")
         if self.full and self.container is not None:
             found += checks_gpus.running(list(there.values()))
         return found

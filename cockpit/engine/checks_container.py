@@ -40,7 +40,7 @@ print(json.dumps(names))
 
 
 async def image(
-    host: Host, name: str, launch: Mapping[str, Any], facts: ContainerFacts, python: str, *, full: bool
+    host: Host, name: str, launch: Mapping[str, Any], facts: ContainerFacts, python: str, *, full: bool, profile: str
 ) -> Iterable[Finding]:
     """Whether the image is on the server, or how it gets there."""
     pulls = launch.get("pull", "missing")
@@ -56,7 +56,7 @@ async def image(
             fail(
                 "image",
                 f"{name} is not there: it has not been built.",
-                "Build it there: `ekvi-cockpit build --profile P`.",
+                f"Build it there: `ekvi-cockpit build --profile {profile}`.",
             )
         ]
     if pulls == "never":

@@ -65,8 +65,13 @@ def inventory(found: Gpus, look: Look, server: ServerSpec) -> Iterator[Finding]:
         yield ok("gpus", f"{count} x {models}{driver}{chosen}")
 
 
-async def tenants(host: Host, server: ServerSpec, there: Mapping[str, Container]) -> Iterable[Finding]:
-    """Who is on the GPUs that a run would use; `there` are the machine's containers by their id."""
+async def tenants(
+    host: Host, server: ServerSpec, there: Mapping[str, Container], count: int | None = None
+) -> Iterable[Finding]:
+    """Who is on the GPUs that a run would use.
+
+    `there` are the machine's containers by their id, `count` is how many GPUs it has, None where nobody asked.
+    """
     from cockpit.hosts import probe
     from cockpit.hosts.look import whose
 
@@ -89,10 +94,19 @@ async def tenants(host: Host, server: ServerSpec, there: Mapping[str, Container]
         fail(
             "tenants",
             f"somebody is on the GPUs: {text}.",
-            f"Wait for them, take others (servers.{server.name}.gpus=0-3), or start beside them "
+            f"Wait for them, {_others(server, found, count)}or start beside them "
             f"(servers.{server.name}.share_gpus=true).",
         )
     ]
+
+
+def _others(server: ServerSpec, found: Collection[Tenant], count: int | None) -> str:
+    """Which GPUs could be taken in place of the busy ones, where there are any; by number where that is known."""
+    busy = {t.gpu for t in found}
+    if count is None or None in busy:
+        return f"take others (servers.{server.name}.gpus), "
+    free = [str(i) for i in range(count) if i not in busy]
+    return f"take others (servers.{server.name}.gpus={','.join(free)}), " if free else ""
 
 
 def _run_in(whose: Whose, there: Mapping[str, Container]) -> str | None:

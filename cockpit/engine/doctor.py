@@ -97,7 +97,7 @@ async def doctor(wish: Wish, connect: Connect) -> Diagnosis:
     found = await asyncio.to_thread(loaded, {n: v for n, v in vendors.items() if v is not None})
     plan = make_plan(found, group="doctor", repeats=1, stage=wish.stage)
     runs = {name: [r for r in plan.runs if r.server == name] for name in plan.servers}
-    told = await asyncio.gather(*(_tell(plan.servers[name], runs[name], connect) for name in plan.servers))
+    told = await asyncio.gather(*(_tell(s, runs[name], connect, wish.profile) for name, s in plan.servers.items()))
     lost = {name for name, vendor in vendors.items() if vendor is None}
     return Diagnosis(tuple(replace(t, vendor=None) if t.name in lost else t for t in told), wish.profile)
 
@@ -135,11 +135,11 @@ async def _detect(hosts: dict[str, Host]) -> dict[str, str | None]:
     return dict(zip(hosts, await asyncio.gather(*(ask(h) for h in hosts.values())), strict=True))
 
 
-async def _tell(server: ServerSpec, runs: Sequence[RunPlan], connect: Connect) -> Told:
+async def _tell(server: ServerSpec, runs: Sequence[RunPlan], connect: Connect, profile: str = "P") -> Told:
     hosts: list[Host] = []
     try:
         hosts += [connect(access) for access in accesses(server)]
-        examined = await examine(hosts[0], server, runs, peers=hosts[1:], full=True)
+        examined = await examine(hosts[0], server, runs, peers=hosts[1:], full=True, profile=profile)
     except CockpitError as error:  # a server that this version has no way to
         examined = Examined([fail("login", error.message, error.hint)])
     finally:

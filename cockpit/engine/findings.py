@@ -43,12 +43,12 @@ class Examined:
         """Whether a run could start."""
         return all(f.level != "fail" for f in self.findings)
 
-    def refusal(self, server: str) -> LaunchRefused | None:
-        """Why nothing can start on `server`, the first failure first; None where it can."""
+    def refusal(self, server: str, profile: str) -> LaunchRefused | None:
+        """Why nothing of `profile` can start on `server`, the first failure first; None where it can."""
         failed = [f for f in self.findings if f.level == "fail"]
         if not failed:
             return None
-        more = f" ({len(failed) - 1} more: see `ekvi-cockpit doctor`.)" if len(failed) > 1 else ""
+        more = f" ({len(failed) - 1} more: see `ekvi-cockpit doctor --profile {profile}`.)" if len(failed) > 1 else ""
         return LaunchRefused(
             f"server {server}: {failed[0].text}", hint=f"{failed[0].mend or ''}{more}".strip() or None
         )

@@ -18,7 +18,7 @@ from cockpit.hosts.base import Completed, Host
 class Place:
     """A server that is to have the image of the launcher settings `launch`; lines of progress go to `say`.
 
-    `local` is this machine, whose user's logins are sent along where the settings say so.
+    `local` is this machine, whose user's logins are sent along where the settings say so. `profile` is for hints.
     """
 
     host: Host
@@ -26,6 +26,7 @@ class Place:
     launch: Mapping[str, Any]
     say: Say
     local: Host
+    profile: str = "P"
 
     @property
     def image(self) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 from cockpit.core.errors import LaunchRefused, ServerError
 from cockpit.core.imagename import REPOSITORY, context_files, image_tag, kind_of, recipe
-from cockpit.core.records import ServerSpec
 from cockpit.core.resources import data_dir
 from cockpit.core.text import printable
 from cockpit.engine.imagecommand import seen
@@ -50,7 +49,7 @@ async def ensure_image(place: Place, *, source: Host | None = None) -> None:
     there = await seen(place.host, engine, image)
     if not launch.get("image"):
         if there is None:
-            raise _not_built(server, image)
+            raise _not_built(place)
         return
     pull = launch.get("pull", "missing")
     if there is not None and pull != "always":
@@ -78,10 +77,12 @@ def _source(place: Place, source: Host | None) -> Host:
     return source
 
 
-def _not_built(server: ServerSpec, image: str) -> LaunchRefused:
+def _not_built(place: Place) -> LaunchRefused:
+    name = place.server.name
     return LaunchRefused(
-        f"{server.name}: the image {image} was not built there yet.",
-        hint=f"Build it: `ekvi-cockpit build --profile P --servers {server.name}`. Or name one: launcher.image.",
+        f"{name}: the image {place.image} was not built there yet.",
+        hint=f"Build it: `ekvi-cockpit build --profile {place.profile} --servers {name}`. "
+        "Or name one: launcher.image.",
     )
 
 

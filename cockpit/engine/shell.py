@@ -117,7 +117,7 @@ async def _with_image(
     named = run.launch.get("send_from")
     source = connect(group.servers[str(named)].access) if named in group.servers else None
     try:
-        await ensure_image(Place(host, server, run.launch, say, local), source=source)
+        await ensure_image(Place(host, server, run.launch, say, local, group.profile), source=source)
     finally:
         await close([h for h in (local, source) if h is not None])
     image = image_tag(run.launch, server.vendor)

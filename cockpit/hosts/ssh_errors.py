@@ -48,9 +48,11 @@ class Way:
         """The command that logs in by hand."""
         words = ["ssh"]
         if self.access.config is not None:
-            words += ["-F", self.access.config]
+            words += ["-F", str(Path(self.access.config).expanduser())]
         if self.access.port is not None:
             words += ["-p", str(self.access.port)]
+        if self.access.identity is not None:
+            words += ["-i", str(Path(self.access.identity).expanduser())]
         return shlex.join([*words, self.name])
 
 
@@ -94,7 +96,10 @@ def _system(e: Exception, way: Way) -> ServerError:
             hint="Check the port, and that sshd runs there.",
         )
     if isinstance(e, OSError):
-        return ServerLost(f"{way.where} cannot be reached: {e.strerror or _words(e)}.")
+        return ServerLost(
+            f"{way.where} cannot be reached: {e.strerror or _words(e)}.",
+            hint="Check its address, that it is up, and that this machine has a way to it (VPN, jump host).",
+        )
     return ServerError(f"{way.where} cannot be logged in to: {_words(e) or type(e).__name__}.")
 
 

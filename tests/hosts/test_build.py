@@ -112,7 +112,7 @@ def test_an_unknown_base_is_one_sentence(host: Engine) -> None:
 def test_an_image_that_was_not_built_is_refused_with_the_command_that_builds_it(host: Engine) -> None:
     server = ServerSpec(name="left", vendor="nvidia")
     settings = launch(SOME="thing")
-    with pytest.raises(LaunchRefused, match="ekvi-cockpit build --profile P --servers left"):
-        asyncio.run(ensure_image(Place(host, server, settings, print, host)))
+    with pytest.raises(LaunchRefused, match="ekvi-cockpit build --profile duel --servers left"):
+        asyncio.run(ensure_image(Place(host, server, settings, print, host, "duel")))
     built(host, launch())
     asyncio.run(ensure_image(Place(host, server, launch(), print, host)))

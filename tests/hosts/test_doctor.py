@@ -48,7 +48,7 @@ def server(machine: Sshd | None, **changes: Any) -> ServerSpec:
 async def ask(spec: ServerSpec, *runs: RunPlan, full: bool = False, peers: tuple[ServerSpec, ...] = ()) -> Examined:
     hosts = [connect(s.access) for s in (spec, *peers)]
     try:
-        return await examine(hosts[0], spec, runs, peers=hosts[1:], full=full)
+        return await examine(hosts[0], spec, runs, peers=hosts[1:], full=full, profile="duel")
     finally:
         for host in hosts:
             await host.close()
@@ -235,7 +235,7 @@ async def test_an_image_that_may_not_be_pulled(docker: Dockerd) -> None:
 async def test_an_image_that_was_not_built(docker: Dockerd) -> None:
     found = failure(await ask(server(None), run(engine="docker", image=None)))
     assert "has not been built" in found.text
-    assert "ekvi-cockpit build" in str(found.mend)
+    assert "`ekvi-cockpit build --profile duel`" in str(found.mend)
 
 
 async def test_an_image_that_is_to_be_sent_and_is_not_here(docker: Dockerd) -> None:

@@ -71,6 +71,7 @@ def test_gpus_that_somebody_else_is_using(someone: User, machines: Machines) -> 
     machines.cuda.tenant(1, pid, "python3", 61 << 30)
     document = json.loads(someone.call("doctor", "--profile", "two", "--output", "json", rc=3).stdout)
     (busy,) = findings(document, "cuda-host", "tenants")
+    assert "take others (servers.cuda-host.gpus=0)" in busy["mend"]
     assert busy["level"] == "fail"
     assert f"GPU 1: ekvi-test's python3 (pid {pid}, 65.5 GB)" in busy["text"]
     assert "servers.cuda-host.share_gpus=true" in busy["mend"]

@@ -118,6 +118,13 @@ async def test_a_wrong_key_and_a_wrong_user_are_refused(server: Sshd, tmp_path: 
     assert "nobodyhere" in str(error)
 
 
+async def test_the_command_to_check_a_refused_key_names_the_key(server: Sshd, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    error = await _error(server.access(identity=str(other)))
+    assert f"-i {other} machine`" in str(error.hint)
+
+
 async def test_a_key_with_a_passphrase_and_no_agent_is_named(server: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(server.identity)], check=True)
