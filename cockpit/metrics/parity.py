@@ -263,7 +263,8 @@ def _unfinished(sides: Sequence[Side]) -> list[dict[str, Any]]:
     severity, why = _rule("succeeded")
     have = "has" if len(without) == 1 else "have"
     told = f"{', '.join(without)} {have} no run that succeeded: {why}"
-    return [{"key": "succeeded", "values": {s.name: len(s.counted) for s in sides}, "severity": severity, "why": told}]
+    values = {s.name: len(s.counted) for s in sides}
+    return [{"key": "succeeded", "values": values, "severity": severity, "why": told}]
 
 
 def _throttling(sides: Sequence[Side]) -> list[dict[str, Any]]:
