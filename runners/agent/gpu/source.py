@@ -75,11 +75,12 @@ class Reasons:
         self.known: Dict[str, Tuple[str, str]] = {}
         self._new: List[Tuple[str, str, str]] = []
 
-    def none(self, field: str, code: str, text: str) -> None:
+    def none(self, field: str, code: str, text: str) -> Any:
         """Note why `field` is None, and return that None."""
         if field not in self.known:
             self.known[field] = (code, text)
             self._new.append((field, code, text))
+        return None
 
     def not_told(self, fields: Iterable[str], text: str) -> None:
         """The source has no such fields."""
