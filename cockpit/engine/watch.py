@@ -1,0 +1,123 @@
+"""The sensors of all servers at once, live and without a run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cockpit.core.errors import CockpitError
+from cockpit.core.gpu import MachineNow
+from cockpit.core.records import Access, ServerSpec
+from cockpit.engine.admit import Connect, accesses, close
+from cockpit.engine.reconnect import Link
+
+if TYPE_CHECKING:
+    from cockpit.telemetry.live import Wanted
+
+CONNECTING, LIVE, AWAY, REFUSED = "connecting", "live", "away", "refused"
+_PUT_S = 60.0
+
+
+@dataclass(slots=True)
+class Machine:
+    """One machine that is watched. `why` is a sentence where it is away or refused, `mend` what helps."""
+
+    name: str  # the server's, with its node where it has several
+    server: str
+    access: Access
+    python: str
+    workdir: str | None
+    wanted: Wanted
+    state: str = CONNECTING
+    why: str | None = None
+    mend: str | None = None
+    now: MachineNow = field(default_factory=MachineNow)
+
+
+class Face(Protocol):
+    """Who looks on. Calls come on the event loop and must not block."""
+
+    def line(self, machine: Machine, line: Mapping[str, Any]) -> None:
+        """One line of ekvi.gpu/1, taken into `machine.now` already."""
+
+    def changed(self, machine: Machine) -> None:
+        """`machine.state` is another."""
+
+
+def machines(servers: Sequence[ServerSpec], wanted: Mapping[str, Wanted]) -> list[Machine]:
+    """Every machine of these servers, nodes each by itself; `wanted` by the server's name."""
+    from cockpit.launch import interpreter
+
+    found = []
+    for server in servers:
+        ways = accesses(server)
+        for i, access in enumerate(ways):
+            name = f"{server.name}/{server.nodes[i]}" if len(ways) > 1 else server.name
+            python = interpreter(server)
+            found.append(Machine(name, server.name, access, python, server.workdir, wanted[server.name]))
+    return found
+
+
+async def watch(watched: Sequence[Machine], connect: Connect, face: Face, *, seconds: float | None = None) -> None:
+    """Watch all of them until cancelled, for `seconds`, or until every one was refused; a cut link is mended."""
+    from cockpit.telemetry.pack import build_agent
+
+    agent = await asyncio.to_thread(build_agent)
+    tasks = [asyncio.ensure_future(_keep(machine, agent, connect, face)) for machine in watched]
+    try:
+        _done, _ = await asyncio.wait(tasks, timeout=seconds)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+            raise result
+
+
+async def _keep(machine: Machine, agent: Any, connect: Connect, face: Face) -> None:
+    def tell(level: str, text: str) -> None:
+        if level == "warning":
+            _change(machine, face, AWAY, text)
+
+    link = Link(machine.name, tell)
+
+    async def work() -> None:
+        host = connect(machine.access)
+        try:
+            await _listen(machine, host, agent, face, link)
+        finally:
+            await close([host])
+
+    try:
+        await link.keep(work)
+    except CockpitError as error:
+        _change(machine, face, REFUSED, error.message, error.hint)
+
+
+async def _listen(machine: Machine, host: Any, agent: Any, face: Face, link: Link) -> None:
+    from cockpit.telemetry.clock import Pings
+    from cockpit.telemetry.live import listen, put_agent
+
+    async with asyncio.timeout(_PUT_S):
+        path = await put_agent(host, machine.workdir, agent)
+    pings = Pings()
+
+    def take(line: dict[str, Any]) -> None:
+        told = pings.pong(line) if line.get("type") == "pong" else line
+        if told is None or machine.now.take(told, time.monotonic()) is None:
+            return
+        if machine.state != LIVE:
+            _change(machine, face, LIVE)
+        face.line(machine, told)
+
+    argv = [machine.python, path, "stream", *machine.wanted.argv()]
+    await listen(host, argv, take, ping=pings.ping)
+
+
+def _change(machine: Machine, face: Face, state: str, why: str | None = None, mend: str | None = None) -> None:
+    machine.state, machine.why, machine.mend = state, why, mend
+    face.changed(machine)
