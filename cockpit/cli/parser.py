@@ -95,10 +95,12 @@ def _following(sub: Any, common: argparse.ArgumentParser) -> None:
     _output(p)
     p = _add(sub, "stop", "follow", "stop", "stop a run, or all runs of a group", common)
     p.add_argument("id", metavar="RUN|GROUP", help="an id, a unique prefix of one, or `last`")
+    _output(p)
     p = _add(sub, "fetch", "follow", "fetch", "bring home what a group's servers hold so far", common)
     p.add_argument("id", metavar="RUN|GROUP", help="an id, a unique prefix of one, or `last`")
     p.add_argument("--pattern", action="append", metavar="GLOB", help="files to bring: `*.pt`, `logs/**`")
     p.add_argument("--max-size", metavar="SIZE", help="bring at most this much of a run, such as 10G")
+    _output(p)
     p = _add(sub, "replay", "follow", "replay", "play a recorded run or group as if it were live", common)
     p.add_argument("id", metavar="RUN|GROUP|demo", help="an id, a unique prefix of one, `last`, or `demo`")
     p.add_argument("--speed", type=float, metavar="X", help="times real time (1; 10 for the demo)")
@@ -126,9 +128,11 @@ def _looking(sub: Any, common: argparse.ArgumentParser) -> None:
     p.add_argument("id", metavar="RUN|GROUP", help="an id, a unique prefix of one, or `last`")
     p.add_argument("tags", nargs="+", metavar="TAG", help="words")
     p.add_argument("--remove", action="store_true", help="take the tags away")
+    _output(p)
     p = _add(sub, "rm", "runs", "remove", "delete a run, or a group with its runs", common)
     p.add_argument("id", metavar="RUN|GROUP", nargs="+", help="ids, unique prefixes, or `last`")
     p.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    _output(p)
     p = _add(sub, "compare", "compare", "compare", "set runs or groups side by side, with a verdict", common)
     p.add_argument(
         "sides", nargs="+", metavar="RUN|GROUP[:SERVER]", help="each gives a side per server and sweep point"
@@ -160,6 +164,7 @@ def _configuring(sub: Any, common: argparse.ArgumentParser) -> Any:
     p.add_argument("name", metavar="NAME", help="letters, digits, - and _")
     p.add_argument("values", nargs="*", metavar="KEY=VALUE", help="address=local slots=1 env.NCCL_DEBUG=WARN ...")
     p.add_argument("--force", action="store_true", help="replace a server file of this name")
+    _output(p)
     return servers
 
 
@@ -185,7 +190,10 @@ def _imaging(sub: Any, common: argparse.ArgumentParser) -> None:
     p = _add(sub, "shell", "images", "shell", "open a shell on a server, as a profile's runs would have it", common)
     p.add_argument("--profile", metavar="P", help="whose runs it is to be like")
     p.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for `run`")
-    p.add_argument("--server", metavar="S", help="on which of its servers; -- ARGV... runs that in place of a shell")
+    p.add_argument("--server", metavar="S", help="on which of its servers")
+    # What follows `--` is cut off before argparse sees it, so argparse does not tell of it.
+    p.usage = "%(prog)s [-h] [--runs-dir DIR] --profile P [--server S] [KEY=VALUE ...] [-- ARGV ...]"
+    p.epilog = "-- ARGV ... runs that in place of a shell, options and all, and exits with its status."
 
 
 def _beginning(sub: Any, common: argparse.ArgumentParser) -> None:
@@ -205,6 +213,7 @@ def _beginning(sub: Any, common: argparse.ArgumentParser) -> None:
     p.add_argument("--from-env", nargs="+", metavar="FILE", help="two servers from KEY=VALUE files (CUDA_SERVER...)")
     p.add_argument("--yes", "-y", action="store_true", help="do not ask")
     p.add_argument("--force", action="store_true", help="overwrite files of these names")
+    _output(p)
 
 
 def build() -> argparse.ArgumentParser:
@@ -219,7 +228,7 @@ def build() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ekvi-cockpit {__version__}")
     parser.set_defaults(command=_command("screen", "screen"))
-    sub = parser.add_subparsers(dest="name", metavar="COMMAND", parser_class=_Parser)
+    sub = parser.add_subparsers(dest="verb", metavar="COMMAND", parser_class=_Parser)
     _run(sub, common)
     _following(sub, common)
     _looking(sub, common)
@@ -240,9 +249,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args, rest = parser.parse_known_args(argv)
     wrong = [word for word in rest if word.startswith("-")]
     if wrong or (rest and not hasattr(args, "overrides")):
-        word = (wrong or rest)[0]
-        raise UsageError(f"`{word}` is not an option of `ekvi-cockpit {args.name or ''}`.".replace(" `.", "`."),
-                         hint=f"See `ekvi-cockpit {args.name or ''} --help`.".replace("  ", " "))  # fmt: skip
+        words_ = ["ekvi-cockpit", args.verb, getattr(args, "what", None)]
+        command = " ".join(word for word in words_ if word)
+        raise UsageError(f"`{(wrong or rest)[0]}` is not an option of `{command}`.", hint=f"See `{command} --help`.")
     if rest:
         args.overrides = [*args.overrides, *rest]
     args.runs_dir = getattr(args, "runs_dir", None)

@@ -75,3 +75,46 @@ def test_runs_are_listed_newest_first_where_nothing_else_is_said(
         (folder / "run.json").write_text(json.dumps({**meta, "created": float(ord(name))}))
     assert main(["runs", "--runs-dir", str(tmp_path), "--output", "json", *words]) == 0
     assert [row["group"] for row in json.loads(capsys.readouterr().out)] == ids
+
+
+LISTED = [
+    {"id": f"20261121-101112-duel-hosts-0a1b.rocm-host.r{n}", "server": "rocm-host", "state": "SUCCEEDED",
+     "took": "1:02:03", "size": "312.1 kB", "created": "2026-11-21 06:14"}
+    for n in (1, 2)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "heads"),
+    [
+        (130, ["ID", "SERVER", "STATE", "TOOK", "SIZE", "CREATED"]),
+        (94, ["ID", "SERVER", "STATE", "TOOK", "SIZE"]),
+        (80, ["ID", "SERVER", "STATE", "TOOK"]),
+    ],
+)
+def test_a_narrow_terminal_gets_whole_columns(
+    columns: int, heads: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((columns, 24)))
+    print_table(LISTED, "nothing", spare=("created", "size"))
+    head, first, _ = capsys.readouterr().out.splitlines()
+    assert head.split() == heads
+    assert len(first) <= columns
+    assert "…" not in first
+
+
+def test_a_folded_column_goes_on_below_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "Llama 3.1 8B as each vendor ships it, Megatron-Bridge on NVIDIA and Primus on AMD (different programs)"
+    rows = [{"name": "duel-llama31-8b-vendor", "description": words, "where": "shipped"}]
+    print_table(rows, "nothing", folded=("description",))
+    assert words in capsys.readouterr().out  # a pipe gets one line a row
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+    print_table(rows, "nothing", folded=("description",))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].endswith("shipped")
+    assert " ".join(line[24:71].strip() for line in lines[1:]) == words

@@ -80,6 +80,9 @@ def servers_add(args: argparse.Namespace) -> int:
     from cockpit.config import find_servers, write_server
 
     path = write_server(args.name, args.values, overwrite=args.force)
+    if args.output == "json":
+        sys.stdout.write(json.dumps({"name": args.name, "path": str(path)}) + "\n")
+        return int(Exit.OK)
     sys.stdout.write(f"{path}\n")
     if any(s.name == args.name and s.transport == "local" for s in find_servers()):
         sys.stderr.write(f"Use it: `ekvi-cockpit run --profile duel-local --servers {args.name}`\n")
@@ -94,5 +97,5 @@ def _rows(args: argparse.Namespace, rows: Sequence[Mapping[str, object]], empty:
     if args.output == "json":
         sys.stdout.write(json.dumps([dict(r) for r in rows], indent=2) + "\n")
     else:
-        print_table(rows, empty)
+        print_table(rows, empty, folded=("description", "problem"))
     return int(Exit.OK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -69,23 +70,34 @@ def stop(args: argparse.Namespace) -> int:
         sys.stderr.write(f"warning: {error}\n")
     if not put and not errors:
         sys.stderr.write(f"{args.id}: nothing of it runs.\n")
+        _say_stopped(args, record)
         return int(Exit.OK)
     missed = int(Exit.SERVER if errors else Exit.OK)
     try:
         lock = store.lock_group(group)
     except LaunchRefused:
         sys.stderr.write(f"{group}: asked to stop; the cockpit that follows it will show its end.\n")
+        _say_stopped(args, record)
         return missed
     with lock:
         if run is not None:
             sys.stderr.write(f"{run}: asked to stop; `ekvi-cockpit attach {group}` follows the others.\n")
+            _say_stopped(args, record)
             return missed
         session = LiveSession(store, record, connect)
         if errors:  # a server that is away takes the wish when it is back
             session.wish()
         outcome = asyncio.run(follow(session, Quiet(), stops=False))
     sys.stderr.write(f"{group}: {outcome.state}\n")
+    _say_stopped(args, store.group(group))
     return outcome.exit_code if outcome.exit_code in (Exit.INTERRUPTED, Exit.SERVER) else int(Exit.OK)
+
+
+def _say_stopped(args: argparse.Namespace, record: GroupRecord) -> None:
+    """The group as it is by now, as JSON; its `state` is null while something of it has not ended."""
+    if args.output == "json":
+        document = {"type": "group", "id": record.id, "runs": list(record.runs), "state": record.state}
+        sys.stdout.write(json.dumps(document) + "\n")
 
 
 def fetch(args: argparse.Namespace) -> int:
@@ -104,8 +116,12 @@ def fetch(args: argparse.Namespace) -> int:
         code = outcome.exit_code if outcome.exit_code in (Exit.INTERRUPTED, Exit.SERVER) else int(Exit.OK)
         if args.pattern or args.max_size is not None:
             code = max(code, asyncio.run(_fetch_more(store, store.group(group), wanted)))
-    for run in record.runs:
-        sys.stdout.write(f"{store.run_dir(run).path}\n")
+    paths = {run: str(store.run_dir(run).path) for run in record.runs}
+    if args.output == "json":
+        rows = [{"id": run, "path": path} for run, path in paths.items()]
+        sys.stdout.write(json.dumps({"id": group, "state": store.group(group).state, "runs": rows}) + "\n")
+    else:
+        sys.stdout.write("".join(f"{path}\n" for path in paths.values()))
     return code
 
 

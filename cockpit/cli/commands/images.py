@@ -24,7 +24,9 @@ def build(args: argparse.Namespace) -> int:
 
     group = asyncio.run(_plan(args, _names(args.servers)))
     if args.dry_run:
-        sys.stdout.write(dry_run(group))
+        script = dry_run(group)
+        document = json.dumps({"type": "dry_run", "profile": args.profile, "script": script}) + "\n"
+        sys.stdout.write(document if args.output == "json" else script)
         return int(Exit.OK)
     results = asyncio.run(build_all(group, connect, _tell))
     _print(results, args)
@@ -56,7 +58,7 @@ async def _plan(args: argparse.Namespace, servers: tuple[str, ...] | None) -> Gr
     if not args.profile:
         meant = next((w for w in args.overrides if "=" not in w), None)
         hint = f"Say --profile {meant}." if meant else "`ekvi-cockpit profiles list` shows them: --profile NAME."
-        raise UsageError(f"`{args.name}` needs a profile.", hint=hint)
+        raise UsageError(f"`{args.verb}` needs a profile.", hint=hint)
     return await plan(Wish(args.profile, tuple(args.overrides), servers, repeats=1), connect)
 
 

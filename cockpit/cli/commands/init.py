@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,8 +40,12 @@ def init(args: argparse.Namespace) -> int:
     if not (args.yes or args.from_env or args.from_ssh_config) and not _agreed():
         sys.stderr.write("Nothing was written.\n")
         return int(Exit.OK)
-    for path in write(wanted, force=args.force):
-        sys.stdout.write(f"{path}\n")
+    paths = [str(path) for path in write(wanted, force=args.force)]
+    if args.output == "json":
+        document = {"profile": wanted.profile, "servers": list(wanted.servers), "files": paths}
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        sys.stdout.write("".join(f"{path}\n" for path in paths))
     _say_next(wanted, note)
     return int(Exit.OK)
 
@@ -110,7 +115,8 @@ def _from_ssh_config(args: argparse.Namespace) -> Any:
                           hint="`ekvi-cockpit init` asks for addresses instead.")  # fmt: skip
     hosts = args.from_ssh_config or (known if args.yes else None)
     if hosts is None:
-        sys.stdout.write("".join(f"{printable(name)}\n" for name in known))
+        listed = "".join(f"{printable(name)}\n" for name in known)
+        sys.stdout.write(json.dumps({"hosts": list(known)}) + "\n" if args.output == "json" else listed)
         sys.stderr.write("`ekvi-cockpit init --from-ssh-config HOST...` writes a server file for each one.\n")
         return None
     servers: dict[str, Mapping[str, Any]] = {}

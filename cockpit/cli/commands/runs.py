@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _EMPTY = "no runs yet: `ekvi-cockpit run --profile duel-local` makes some, `ekvi-cockpit replay demo` shows one"
 
+_SPARE = ("created", "size")  # left out of a narrow terminal in this order: an id says when
+
 
 def _store(args: argparse.Namespace) -> Store:
     from cockpit.store.store import Store, runs_root
@@ -43,7 +45,7 @@ def runs(args: argparse.Namespace) -> int:
     if args.output == "json":
         sys.stdout.write(json.dumps([r.to_json() for r in rows], indent=2) + "\n")
     else:
-        print_table([_row(r) for r in rows], "no run matches" if args.filter else _EMPTY)
+        print_table([_row(r) for r in rows], "no run matches" if args.filter else _EMPTY, spare=_SPARE)
         _say_open(rows)
     return int(Exit.OK)
 
@@ -90,7 +92,7 @@ def _groups(store: Store, args: argparse.Namespace) -> int:
         }
         for g in groups
     ]
-    print_table(rows, _EMPTY)
+    print_table(rows, _EMPTY, spare=_SPARE)
     return int(Exit.OK)
 
 
@@ -126,7 +128,7 @@ def _show_group(store: Store, ident: str, args: argparse.Namespace) -> int:
     sys.stdout.write(
         f"group {ident}: {record.state or 'open'}, profile {record.profile}{' ' + words if words else ''}\n\n"
     )
-    print_table([_row(r) for r in rows], "its runs were deleted")
+    print_table([_row(r) for r in rows], "its runs were deleted", spare=_SPARE)
     _say_open(rows)
     return int(Exit.OK)
 
@@ -136,7 +138,8 @@ def tag(args: argparse.Namespace) -> int:
     store = _store(args)
     _, ident = store.resolve(args.id)
     now = store.tag(ident, remove=args.tags) if args.remove else store.tag(ident, add=args.tags)
-    sys.stdout.write(",".join(now) + "\n")
+    told = json.dumps({"id": ident, "tags": list(now)}) if args.output == "json" else ",".join(now)
+    sys.stdout.write(told + "\n")
     return int(Exit.OK)
 
 
@@ -144,13 +147,20 @@ def remove(args: argparse.Namespace) -> int:
     """Delete runs and groups, after asking."""
     store = _store(args)
     found = list(dict.fromkeys(store.resolve(word) for word in args.id))
+    deleted: list[str] = []
+    kept: list[str] = []
     for kind, ident in found:
         what = f"{kind} {ident} ({size(store.size(ident))})"
         if not args.yes and not _agreed(what):
             sys.stderr.write(f"kept {ident}\n")
+            kept.append(ident)
             continue
         for run in store.delete(ident):
-            sys.stdout.write(f"{run}\n")
+            deleted.append(run)
+            if args.output == "text":
+                sys.stdout.write(f"{run}\n")
+    if args.output == "json":
+        sys.stdout.write(json.dumps({"deleted": deleted, "kept": kept}) + "\n")
     return int(Exit.OK)
 
 
