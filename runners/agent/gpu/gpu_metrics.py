@@ -145,9 +145,9 @@ def decode(blob: bytes) -> Tuple[Optional[Values], str]:
 
     Names as in the kernel, shortened: temp_edge, temp_hot, temp_mem (degrees Celsius), gfx, umc (percent),
     power_average or power_current (W), energy (counts of ENERGY_J), gfxclk (a list), uclk (MHz), xgmi_read and
-    xgmi_write (lists, KB since the driver was loaded), acc and the residencies that count with it, throttle (bits of MI300),
-    indep_throttle (bits alike on all GPUs), fan_rpm, gfx_busy (percent, of 1.9). A name that a layout does not have
-    is absent.
+    xgmi_write (lists, KB since the driver was loaded), acc and the residencies that count with it, throttle (bits of
+    MI300), indep_throttle (bits alike on all GPUs), fan_rpm, gfx_busy (percent, of 1.9). A name that a layout does
+    not have is absent.
     """
     if len(blob) < 4:
         return None, "gpu_metrics is cut off: %d bytes" % len(blob)

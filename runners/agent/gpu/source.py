@@ -1,15 +1,17 @@
 """What a source of GPU values is, and the fields of schema ekvi.gpu/1 that it may fill.
 
-Ratios are 0..1, bytes and joules and watts and degrees Celsius and MHz are named by their suffix. A value is a number,
-a string, a list, or None: unknown, for a reason that `Reasons` keeps; it is never 0 for want of a better one. A
-reading holds a field only where the source was asked for it at that moment, so an absent key means "not now", and a
+Ratios are 0..1, bytes and joules and watts and degrees Celsius and MHz are named by their suffix. A value is a
+number, a string, a list, or None: unknown, for a reason that `Reasons` keeps; it is never 0 for want of a better one.
+A reading holds a field only where the source was asked for it at that moment, so an absent key means "not now", and a
 key with None means "asked, and not known".
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple, TypeVar
+
+_T = TypeVar("_T")
 
 HOT = (
     "util",
@@ -75,7 +77,7 @@ class Reasons:
         self.known: Dict[str, Tuple[str, str]] = {}
         self._new: List[Tuple[str, str, str]] = []
 
-    def none(self, field: str, code: str, text: str) -> Any:
+    def none(self, field: str, code: str, text: str) -> Optional[_T]:
         """Note why `field` is None, and return that None."""
         if field not in self.known:
             self.known[field] = (code, text)
