@@ -80,15 +80,17 @@ class Far:
         line, _, self._rest = self._rest.partition(b"\n")
         return parse(self._host.name, line)
 
-    async def bytes_of(self, limit: int, work_by: int = 0) -> bytes:
-        """At least one and at most `limit` of the bytes that it sends, once its disk has gone through `work_by`."""
+    async def fill(self, view: memoryview, work_by: int = 0) -> int:
+        """Put what it sends into `view`, at least one byte, once its disk has gone through `work_by`; how many."""
         if self._rest:
-            data, self._rest = self._rest[:limit], self._rest[limit:]
-            return data
-        data = await self._read(limit, work_by)
-        if not data:
+            size = min(len(view), len(self._rest))
+            view[:size], self._rest = self._rest[:size], self._rest[size:]
+            return size
+        async with asyncio.timeout(self._timeout + work_by / SLOW_DISK_BY_S):
+            size = await self._call.read_into(view)
+        if not size:
             raise await self.failed()
-        return data
+        return size
 
     async def take(self, most: int) -> bytes:
         """All that it sends, at most `most` bytes."""

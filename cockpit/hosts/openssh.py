@@ -7,6 +7,7 @@ that would ask again, or count as one more wrong try: the user says when.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shlex
@@ -20,7 +21,7 @@ from cockpit.core.records import Access
 from cockpit.hosts import terminal
 from cockpit.hosts.base import BLOCK_BY, LoginRefused, ServerLost
 from cockpit.hosts.children import end_group, spawn
-from cockpit.hosts.remote import Running, last_line, lost
+from cockpit.hosts.remote import GATHER_S, Running, last_line, lost
 
 _PERSIST_S = 600  # how long the master outlives its last use: the next command needs no login
 _CHECK_S = 10.0
@@ -50,6 +51,19 @@ class Process:
         """Of its standard output."""
         assert self._process.stdout is not None
         return await self._process.stdout.read(limit)
+
+    async def read_into(self, view: memoryview) -> int:
+        """Of its standard output, gathered."""
+        data = await self.read(len(view))
+        size = len(data)
+        view[:size] = data
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                while data and size < len(view):
+                    data = await self.read(len(view) - size)
+                    view[size : size + len(data)] = data
+                    size += len(data)
+        return size
 
     async def read_error(self, limit: int) -> bytes:
         """Of its standard error."""

@@ -24,6 +24,7 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _PIECE = 16_000  # characters of one word: kernels bound a word to 128 KiB
 _PREAMBLE_BY = 1024 * 1024  # what a shell's start-up files may print before the mark
 _KILL_S = 5.0
+GATHER_S = 0.5  # how long a block waits to be filled: what is on the disk of a slow copy is never older
 _MARK_S = 5.0  # for the mark of a command that is ended before it came
 
 
@@ -38,6 +39,12 @@ class Running(Protocol):
 
     async def read(self, limit: int) -> bytes:
         """Of its standard output."""
+
+    async def read_into(self, view: memoryview) -> int:
+        """Of its standard output: at least one byte, and what else comes within `GATHER_S` until `view` is full.
+
+        Returns how many; 0 at the end.
+        """
 
     async def read_error(self, limit: int) -> bytes:
         """Of its standard error."""
@@ -142,6 +149,14 @@ class Call:
             data, self._rest = self._rest[:limit], self._rest[limit:]
             return data
         return await self.running.read(limit)
+
+    async def read_into(self, view: memoryview) -> int:
+        """At least one byte of its output, at most as many as `view` has room for; 0 at its end."""
+        if self._rest:
+            data = await self.read(len(view))
+            view[: len(data)] = data
+            return len(data)
+        return await self.running.read_into(view)
 
     async def keep_errors(self) -> None:
         """Read its standard error to the end and keep the last of it."""

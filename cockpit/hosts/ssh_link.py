@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from typing import cast
 
 import asyncssh
 
@@ -15,6 +16,7 @@ from cockpit.core.text import printable
 from cockpit.hosts import terminal
 from cockpit.hosts.base import BLOCK_BY, ServerLost
 from cockpit.hosts.remote import Running, lost
+from cockpit.hosts.ssh_process import Process
 from cockpit.hosts.ssh_way import configured, login
 
 _WINDOW_BY = 4 * 1024 * 1024  # what may be on its way unread: 100 MB/s at 40 ms, and what a stalled reader holds
@@ -25,7 +27,7 @@ _PAUSE_S = 0.1
 class Channel:
     """A command over asyncssh; see `Running`."""
 
-    def __init__(self, process: asyncssh.SSHClientProcess[bytes], connection: asyncssh.SSHClientConnection) -> None:
+    def __init__(self, process: Process, connection: asyncssh.SSHClientConnection) -> None:
         self._process = process
         self._connection = connection
 
@@ -45,6 +47,13 @@ class Channel:
     async def read(self, limit: int) -> bytes:
         """Of its standard output."""
         return await _read(self._process.stdout, limit)
+
+    async def read_into(self, view: memoryview) -> int:
+        """Of its standard output, without a copy on the way."""
+        try:
+            return await self._process.read_into(view)
+        except (asyncssh.Error, OSError):
+            return 0
 
     async def read_error(self, limit: int) -> bytes:
         """Of its standard error."""
@@ -106,13 +115,14 @@ class SshLink:
         *,
         term: str | None = None,
         size: tuple[int, int, int, int] | None = None,
-    ) -> tuple[asyncssh.SSHClientProcess[bytes], asyncssh.SSHClientConnection]:
+    ) -> tuple[Process, asyncssh.SSHClientConnection]:
         end = asyncio.get_running_loop().time() + _OPEN_S
         while True:
             connection = await self._connected()
             try:
                 async with asyncio.timeout(_OPEN_S):
-                    process = await connection.create_process(
+                    _, session = await connection.create_session(
+                        Process,
                         command,
                         encoding=None,
                         window=_WINDOW_BY,
@@ -131,7 +141,7 @@ class SshLink:
             except (asyncssh.Error, OSError) as e:
                 raise lost(self.access.address) from e
             else:
-                return process, connection
+                return cast("Process", session), connection
 
     async def terminal(self, command: str) -> int:
         """Run a command line on this process's terminal; see `Link.terminal`."""

@@ -10,6 +10,9 @@ import os
 import re
 import stat
 import threading
+from collections import deque
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from cockpit.hosts.ssh import SshHost
 
 _STEP_BY = 1024 * 1024  # one piece of disk work
+_BLOCK_BY = 2 * 1024 * 1024  # of a copy that arrives: below it each costs more than its bytes
+_BLOCKS = 4  # what waits for the disk at most
 
 
 def _line(said: dict[str, Any]) -> bytes:
@@ -78,10 +83,11 @@ async def _send(host: SshHost, file: FileIO, far: Far, source: Path, progress: P
             raise ServerError(f"{host.name} says that it has {have!r} bytes of {source}, which cannot be.")
         done = 0
         while done < size:
-            data = await asyncio.to_thread(file.read, min(_STEP_BY, (have if done < have else size) - done))
+            data = await asyncio.to_thread(
+                _summed, file, min(_STEP_BY, (have if done < have else size) - done), digest
+            )
             if not data:
                 raise StoreError(f"{source} became shorter while it was sent.")
-            digest.update(data)
             for at in range(0, len(data) if done >= have else 0, BLOCK_BY):
                 await far.write(data[at : at + BLOCK_BY])
             done += len(data)
@@ -91,6 +97,12 @@ async def _send(host: SshHost, file: FileIO, far: Far, source: Path, progress: P
         _agree(host.name, far.path, (await far.line(size)).get("sha256"), digest.hexdigest())
         await far.done()
     return digest.hexdigest()
+
+
+def _summed(file: FileIO, limit: int, digest: Any) -> bytes:
+    data = file.read(limit)
+    digest.update(data)
+    return data
 
 
 class _Part:
@@ -134,16 +146,15 @@ class _Part:
             if old.name != self._path.name and left.fullmatch(old.name):
                 old.unlink(missing_ok=True)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: memoryview) -> None:
         """Add bytes."""
         with self._lock:
             if self._file is None:
                 return
             self.digest.update(data)
-            view = memoryview(data)
-            while view:
-                view = view[self._file.write(view) :]
             self.have += len(data)
+            while data:
+                data = data[self._file.write(data) :]
 
     def commit(self) -> None:
         """Force it to the disk and give it its name."""
@@ -204,7 +215,7 @@ class Fetch:
             part = _Part(self._target, _key(self._host.name, self._path, size, mtime))
             keep = True
             try:
-                await self._disk(part.open, work_by=size)
+                await self._in_time(asyncio.to_thread(part.open), size)
                 resumed = part.have
                 if resumed <= size:
                     await far.write(_line({"offset": resumed}))
@@ -215,7 +226,7 @@ class Fetch:
                 ours: str = part.digest.hexdigest()
                 if resumed > size or ours != theirs or self._expected not in (None, ours):
                     return self._wrong() if not resumed else None
-                await self._disk(part.commit, work_by=size)
+                await self._in_time(asyncio.to_thread(part.commit), size)
             except StoreError:
                 keep = False
                 raise
@@ -224,30 +235,33 @@ class Fetch:
         return ours
 
     async def _fill(self, far: Far, part: _Part, size: int) -> None:
-        """Write what comes while the next of it is on its way."""
-        writing: asyncio.Future[None] | None = None
+        """Sum and write what comes, in one thread and in turn, while the next of it is on its way."""
         done = part.have
         unsent = done  # of which it makes the sum before it sends more
+        # The same few blocks over and over: memory that is asked for anew costs as much as the copying.
+        free = [memoryview(bytearray(min(_BLOCK_BY, size - done))) for _ in range(_BLOCKS)]
+        writing: deque[tuple[asyncio.Future[None], memoryview]] = deque()
+        loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1)
         try:
             while done < size:
-                pieces, step = [], 0
-                while step < _STEP_BY and done + step < size:
-                    pieces.append(await far.bytes_of(min(BLOCK_BY, size - done - step), unsent))
-                    step, unsent = step + len(pieces[-1]), 0
-                if writing is not None:
-                    await writing
-                done += step
-                writing = asyncio.ensure_future(self._disk(part.write, b"".join(pieces)))
+                if not free:
+                    await self._in_time(writing[0][0])
+                    free.append(writing.popleft()[1])
+                block = free.pop()
+                step = await far.fill(block[: size - done], unsent)
+                done, unsent = done + step, 0
+                writing.append((loop.run_in_executor(thread, part.write, block[:step]), block))
                 if self._progress is not None:
                     self._progress(done, size)
         finally:
-            if writing is not None:
-                await writing
+            thread.shutdown(wait=False)
+            await self._in_time(asyncio.gather(*(written for written, _ in writing)))
 
-    async def _disk(self, work: Any, *args: object, work_by: int = 0) -> Any:
+    async def _in_time(self, work: Awaitable[object], work_by: int = 0) -> None:
+        """Wait for disk work in a thread."""
         try:
             async with asyncio.timeout(self._timeout + work_by / SLOW_DISK_BY_S):
-                return await asyncio.to_thread(work, *args)
+                await work
         except TimeoutError:
             raise ServerTimeout(f"The disk that holds {self._target} did not answer in time.") from None
         except BlockingIOError as e:
