@@ -47,10 +47,15 @@ async def finish_run(follower: RunFollower, sources: Sequence[Source], wanted: W
 
 def close_run(path: Path, state: RunState) -> None:
     """Note a run's end in its run.json and write its summary. Raises DiskFull or StoreError."""
+    from cockpit.metrics import nodes
+    from cockpit.metrics.origin import origin
     from cockpit.metrics.summary import summarise
     from cockpit.store.rundir import RunDir
 
     run_dir = RunDir(path)
+    before = run_dir.meta()
+    ended = {**before, "started": state.started_t, "ended": state.ended_t}
+    ticks = nodes.read([run_dir.ticks(node) for node in range(run_dir.nodes)], ended)
     meta = run_dir.update_meta(
         state=state.state.value,
         reason=state.reason,
@@ -58,10 +63,9 @@ def close_run(path: Path, state: RunState) -> None:
         signal=state.signal,
         started=state.started_t,
         ended=state.ended_t,
-        provenance=_provenance(run_dir.meta().get("provenance") or {}, state),
+        provenance={**_provenance(before.get("provenance") or {}, state), **origin(ticks.each, ended)},
     )
-    others = [run_dir.ticks(node) for node in range(1, run_dir.nodes)]
-    run_dir.write_summary(summarise(meta, run_dir.columns(), run_dir.ticks(), state.diagnostics, others=others))
+    run_dir.write_summary(summarise(meta, run_dir.columns(), ticks, state.diagnostics))
 
 
 def _provenance(before: Mapping[str, Any], state: RunState) -> dict[str, Any]:
@@ -101,4 +105,12 @@ def compare_words(root: Path, readonly: bool, words: Sequence[str]) -> Mapping[s
     sides = sides_of(Store(root, readonly=readonly), words)
     if len(sides) < 2 or not any(side.counted for side in sides):
         return None  # nothing succeeded: there is nothing to say of fairness either
+    if not any(_trains(run.meta) for side in sides for run in side.runs):
+        return None  # data, calibrate and purge have no speed to compare
     return compare(sides)
+
+
+def _trains(meta: Mapping[str, Any]) -> bool:
+    """Whether a run has a stage that trains; of one that was made elsewhere that is taken to be so."""
+    stages = (meta.get("plan") or {}).get("stages")
+    return stages is None or any(stage.get("stage") == "train" for stage in stages)

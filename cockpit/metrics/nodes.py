@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cockpit.metrics import telemetry
+from cockpit.metrics import energy, telemetry, throttling
+from cockpit.metrics.energy import Energy
 from cockpit.metrics.telemetry import Reading, Telemetry
 
 Window = tuple[float, float] | None
@@ -45,24 +46,41 @@ class Nodes:
         """The GPUs' model; several joined; None without a GPU."""
         return " + ".join(dict.fromkeys(m for one in self.each if (m := one.model()))) or None
 
-    def energy_j(self, window: Window) -> Reading:
-        """Energy (J) of all nodes in `window`; see telemetry.energy_j."""
-        return self._sum(lambda one: telemetry.energy_j(one, window))
+    def energy(self, window: Window) -> Energy:
+        """Energy (J) of all nodes in `window`, None being all readings; see energy.energy."""
+        return energy.total([energy.energy(one, window) for one in self.each], self.names)
 
-    def energy_before_j(self, end: float) -> Reading:
-        """Energy (J) of all nodes from each one's first reading to `end`."""
+    def energy_before(self, start: float | None, end: float) -> Energy:
+        """Energy (J) of all nodes from `start`, else each one's first reading, to `end`."""
 
-        def before(one: Telemetry) -> Reading:
+        def before(one: Telemetry) -> Energy:
             if not len(one):
-                return Reading(None, "no telemetry")
-            start = float(one.t[0])
-            return telemetry.energy_j(one, (start, max(start, end)))
+                return Energy(None, why="no telemetry")
+            first = float(one.t[0]) if start is None else start
+            return energy.energy(one, (first, max(first, end)))
 
-        return self._sum(before)
+        return energy.total([before(one) for one in self.each], self.names)
 
     def power_w(self, window: Window) -> Reading:
         """Mean power (W) of all nodes in `window`."""
-        return self._sum(lambda one: telemetry.power_w(one, window))
+        return self._sum(lambda one: energy.power_w(one, window))
+
+    def idle_w(self, began: float | None, run: str | None) -> Reading:
+        """Mean power (W) of all nodes before the run began; see energy.idle_w."""
+        return self._sum(lambda one: energy.idle_w(one, began, run))
+
+    def node_power_w(self, window: Window) -> Reading:
+        """Mean power (W) of the whole nodes in `window`, by their own sensors."""
+        return self._sum(lambda one: energy.node_power_w(one, window))
+
+    def node_energy_j(self, window: Window) -> Reading:
+        """Energy (J) of the whole nodes in `window`, by their own sensors."""
+        return self._sum(lambda one: energy.node_energy_j(one, window))
+
+    def power_kinds(self) -> list[str]:
+        """What the GPUs' power is: instant, avg1s, socket; those that hello names."""
+        told = {str(k) for one in self.each for d in one.identities() if (k := d.get("power_kind"))}
+        return sorted(told)
 
     def hottest(self) -> Reading:
         """The highest temperature (degC) of any node's GPU."""
@@ -70,7 +88,7 @@ class Nodes:
 
     def throttled(self, window: Window) -> Reading:
         """Share of the time (0..1) in which a GPU was throttled, of the node where that was longest."""
-        return self._largest(lambda one: telemetry.throttled(one, window))
+        return self._largest(lambda one: throttling.throttled(one, window))
 
     def peak_memory(self) -> Reading:
         """The most memory (By) that any GPU used; no value and no note where none reports it."""
@@ -106,7 +124,10 @@ class Nodes:
         return Reading(value, "; ".join(x for x in (f"{name}{', ' + note if note else ''}", without) if x))
 
 
-def read(streams: Sequence[Iterable[Mapping[str, Any]]], meta: Mapping[str, Any]) -> Nodes:
+Lines = Iterable[Mapping[str, Any]]
+
+
+def read(streams: Sequence[Lines], meta: Mapping[str, Any]) -> Nodes:
     """The telemetry lines of each node. A node that run.json names and nobody handed over has said nothing."""
     listed = (meta.get("handle") or {}).get("nodes") or ()
     count = max(1, len(streams), len(listed))

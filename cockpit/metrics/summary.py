@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.events import Diagnostic
-from cockpit.metrics import flops, interval, iterations, nodes, steady
+from cockpit.metrics import figures, flops, interval, iterations, nodes, origin, steady
 from cockpit.metrics.specs import gpu_spec
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ LOSS_TAIL = 10
 P99_NEEDS = 100
 _STEP_S = (1e-9, 1e9)  # seconds: what lies outside is no step time but a damaged log
 _NO_GPU = "no GPU on this server"
+_PER_TOKEN = ("energy_per_token_j", "tokens_per_j")
 _SAID = ("provenance", "model", "data", "calibrate")  # diagnostics that speak of the whole run
 
 UNITS: dict[str, str] = {
@@ -37,13 +38,17 @@ UNITS: dict[str, str] = {
     "mem_peak_by": "By",
     "host_mem_peak_by": "By",
     "power_w": "W",
+    "power_idle_w": "W",
     "energy_j": "J",
     "energy_warmup_j": "J",
+    "energy_above_idle_j": "J",
     "energy_per_token_j": "J/token",
     "tokens_per_j": "token/J",
     "tokens_per_usd": "token/USD",
     "temp_max_c": "Cel",
     "throttled_ratio": "1",
+    "node_power_w": "W",
+    "node_energy_j": "J",
     "time_to_target_min": "min",
 }
 
@@ -71,6 +76,7 @@ class _Run:
     window: tuple[float, float] | None
     tokens_note: str | None
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    energy: dict[str, Any] | None = None  # scope and source of its figures
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -109,7 +115,7 @@ class _Run:
 def summarise(
     meta: Mapping[str, Any],
     columns: Columns,
-    ticks: Iterable[Mapping[str, Any]] = (),
+    ticks: Iterable[Mapping[str, Any]] | nodes.Nodes = (),
     diagnostics: Iterable[Diagnostic] = (),
     *,
     others: Sequence[Iterable[Mapping[str, Any]]] = (),
@@ -118,10 +124,12 @@ def summarise(
 
     `meta` is the content of run.json. `columns` holds one entry an iteration, NaN where unknown: `step`, `loss`,
     `step_s` (seconds), `tokens` (of that step over all ranks), `t` (server's wall clock at its end, seconds).
-    `ticks` are the objects of telemetry.jsonl, `others` those of the further nodes', `diagnostics` those of the
-    journal. `n` of a metric counts the iterations it was made from (None where it comes from telemetry).
+    `ticks` are the objects of telemetry.jsonl, `others` those of the further nodes' (or `ticks` is what `nodes.read`
+    made of all of them), `diagnostics` those of the journal. `n` of a metric counts the iterations it was made from
+    (None where it comes from telemetry).
     """
-    run = _gather(meta, columns, (ticks, *others), diagnostics)
+    read = ticks if isinstance(ticks, nodes.Nodes) else nodes.read((ticks, *others), meta)
+    run = _gather(meta, columns, read, diagnostics)
     _speed(run)
     _compute(run)
     _loss(run)
@@ -146,6 +154,7 @@ def summarise(
         },
         "flops_convention": flops.CONVENTION,
         "metrics": {name: run.metrics[name] for name in UNITS},
+        "energy": run.energy,
         "provenance": _provenance(run),
     }
 
@@ -153,7 +162,7 @@ def summarise(
 def _gather(
     meta: Mapping[str, Any],
     columns: Columns,
-    streams: Sequence[Iterable[Mapping[str, Any]]],
+    ticks: nodes.Nodes,
     diagnostics: Iterable[Diagnostic],
 ) -> _Run:
     import numpy as np
@@ -176,7 +185,7 @@ def _gather(
     return _Run(
         meta=meta,
         said=said,
-        ticks=nodes.read(streams, meta),
+        ticks=ticks,
         total=size,
         dropped=dropped,
         untimed=int(size - timed.sum()),
@@ -329,29 +338,15 @@ def _machine(run: _Run) -> None:
 
 
 def _energy(run: _Run) -> None:
-    """energy_j (whole run), energy_warmup_j, energy_per_token_j and tokens_per_j (steady part)."""
+    """Energy and idle power of the run's GPUs, and the nodes'; see figures.energy_figures."""
     import numpy as np
 
-    ticks = run.ticks
-    whole = ticks.energy_j(None)
-    run.put("energy_j", whole.value, note=f"whole run; {whole.note}" if whole.value is not None else whole.note)
-    if whole.value is None or run.window is None:
-        why = whole.note if whole.value is None else "the log carries no time to align the energy readings with"
-        for name in ("energy_warmup_j", "energy_per_token_j", "tokens_per_j"):
-            run.put(name, None, note=why)
-        return
-    before = ticks.energy_before_j(run.window[0])
-    run.put("energy_warmup_j", before.value, note="from the first reading to the steady part, start-up included")
-    part = ticks.energy_j(run.window)
-    tokens = float(np.nansum(run.tokens * run.passed))
-    if not part.value or not tokens or run.value("tokens_per_s") is None:
-        why = part.note if not part.value else "the log does not say how many tokens a step holds"
-        run.put("energy_per_token_j", None, note=why)
-        run.put("tokens_per_j", None, note=why)
-        return
-    n = run.metrics["tokens_per_s"]["n"]
-    run.put("energy_per_token_j", part.value / tokens, n=n, note=part.note)
-    run.put("tokens_per_j", tokens / part.value, n=n, note=part.note)
+    tokens = float(np.nansum(run.tokens * run.passed)) if run.value("tokens_per_s") is not None else None
+    found = figures.energy_figures(run.ticks, run.meta, run.window, tokens)
+    run.energy = found.source
+    for name, reading in found.readings.items():
+        n = run.metrics["tokens_per_s"]["n"] if name in _PER_TOKEN and reading.value is not None else None
+        run.put(name, reading.value, n=n, note=reading.note)
 
 
 def _goals(run: _Run) -> None:
@@ -370,9 +365,10 @@ def _goals(run: _Run) -> None:
 def _provenance(run: _Run) -> dict[str, Any]:
     """run.json's provenance, with what the runner said of itself, its model and its data under their own keys."""
     out = dict(run.meta.get("provenance") or {})
-    for code, key in (("provenance", "runner"), ("model", "model"), ("data", "data")):
+    for code, key in (("provenance", "runner"), *((code, code) for code in ("model", "data", "calibrate"))):
         if code in run.said:
             out[key] = {**(out.get(key) or {}), **run.said[code]}
+    out.update(origin.origin(run.ticks.each, run.meta))
     boot = (run.ticks.first.hello or {}).get("boot_id")
     if boot:
         out["boot_id"] = boot

@@ -1,7 +1,7 @@
-"""What a run's telemetry (`ekvi.gpu/1` lines) says of a stretch of time: power, energy, memory, heat, throttling.
+"""A run's telemetry (`ekvi.gpu/1` lines) as columns, and what they say of memory and heat.
 
-Energy comes from the sensor's counter. A counter that runs backwards, stands still under load, or disagrees with the
-integral of power by more than 0.2x to 2x is not believed: power is integrated instead, and that is said.
+A field that a tick does not hold was not asked for at that moment: it has no value there, which is not zero. A
+thinned tick stands for many: power is their mean, and of temperatures, memory and clocks the extremes are kept.
 """
 
 from __future__ import annotations
@@ -11,20 +11,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cockpit.metrics.sightings import Sightings
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    Floats = npt.NDArray[np.float64]
+    Floats = npt.NDArray[np.floating[Any]]
 
-_DEVICE = ("power_w", "energy_j", "mem_used", "temp_hot_c", "temp_mem_c", "temp_edge_c", "throttled")
-_HOST = ("power_w", "energy_j", "mem_used")
+_DOUBLE = ("mem_used", "energy_j", "energy_at")  # more digits than a float32 has
+_ASKED = (
+    *("power_w", "temp_hot_c", "temp_mem_c", "temp_edge_c", "clk_sm_mhz", "clk_min_mhz", "clk_max_mhz"),
+    *("mem_used", "thr_power", "thr_thermal", "energy_j", "energy_at"),
+)
+_HOST = ("power_w", "energy_j", "mem_used", "node_power_w")
+_MOST_OF = ("temp_hot_c", "temp_mem_c", "temp_edge_c", "mem_used")  # a thinned tick speaks by its largest
 SENSORS = {"temp_hot_c": "hotspot", "temp_mem_c": "memory", "temp_edge_c": "edge"}
 # A server says which GPUs it has: a hostile one must not fill the memory.
 _MOST_DEVICES = 1024
-THROTTLE = frozenset({"power", "thermal", "hw"})
-EDGE = 0.02  # telemetry may begin or end this share of a stretch inside it and still speak for it
-EDGE_S = 5.0  # but never more
+_MOST_HELLOS = 64
+_BLOCK = 2048  # ticks that are held as objects before they become columns
+THROTTLE = ("idle", "power", "thermal", "hw", "sync", "other")
+_BITS = {reason: 1 << i for i, reason in enumerate(THROTTLE)}
+_OTHER = _BITS["other"]
+SLOWED = _BITS["power"] | _BITS["thermal"] | _BITS["hw"]
+_PLAIN = frozenset({float, int, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +46,49 @@ class Reading:
     note: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Readings of an energy counter: `t` (s, wall clock), `joules`, and `source`, a number for each boot and backend.
+
+    Only differences mean something, and only between readings of one source.
+    """
+
+    t: Floats
+    joules: Floats
+    source: npt.NDArray[np.int32]
+
+
+def _no_ticks() -> npt.NDArray[np.int64]:
+    import numpy as np
+
+    return np.empty(0, dtype=np.int64)
+
+
 @dataclass(slots=True)
 class Telemetry:
     """Columns of a run's telemetry, one entry a tick; NaN where a value is unknown.
 
-    `t` is the server's wall clock (seconds), `devices` maps a GPU's index to its columns (W, J, By, degC, and
-    `throttled` 0 or 1), `host` holds the node's. `hello` is the last hello line, `energy_src` the host sensor's name.
+    `t` is the server's wall clock (s); `clock` counts the seconds since the first tick by the monotonic clock where
+    it is known; `span` is how long a thinned tick speaks for (s, 0 for a plain one). `devices` maps a GPU's index to
+    its columns: power_w (W), temp_* (degC), clk_lo and clk_hi (MHz), mem_used (By), thr_power and thr_thermal,
+    throttled (share of the tick, 0..1) and throttle (bits in the order of THROTTLE, -1 unknown). `host` has the
+    node's, one entry for each of the ticks `host_at`. `counters` are the energy readings of GPUs, `host_counter` of
+    the node. `hello` is the last one that names devices, else the last.
     """
 
     hello: Mapping[str, Any] | None
     t: Floats
+    clock: Floats
+    span: Floats
     devices: dict[int, dict[str, Floats]] = field(default_factory=dict)
     host: dict[str, Floats] = field(default_factory=dict)
+    host_at: npt.NDArray[np.int64] = field(default_factory=_no_ticks)
+    counters: dict[int, Points] = field(default_factory=dict)
+    host_counter: Points | None = None
     energy_src: str | None = None
+    hellos: tuple[Mapping[str, Any], ...] = ()
+    sightings: Sightings = field(default_factory=Sightings)
+    courses: dict[str, Any] = field(default_factory=dict)  # what energy.py made of it, kept
 
     def __len__(self) -> int:
         return int(self.t.size)
@@ -60,191 +101,294 @@ class Telemetry:
             return np.ones(self.t.size, dtype=np.bool_)
         return (self.t >= window[0]) & (self.t <= window[1])
 
+    @property
+    def period(self) -> float:
+        """Seconds from tick to tick: as hello says, else as most are; NaN where neither is known."""
+        import numpy as np
+
+        hz = number((self.hello or {}).get("hz"))
+        if hz > 0:
+            return 1 / hz
+        plain = np.diff(self.clock)[self.span[1:] == 0]
+        return float(np.median(plain)) if plain.size else math.nan
+
     def model(self) -> str | None:
         """The GPUs' model as the driver calls it; several models joined; None without a GPU."""
-        names = dict.fromkeys(str(d["model"]) for d in self._listed() if d.get("model"))
+        names = dict.fromkeys(str(d["model"]) for d in self.identities() if d.get("model"))
         return " + ".join(names) or None
 
     def count(self) -> int | None:
         """How many GPUs were sampled; None where nothing was."""
-        return len(self.devices) if self.devices else (len(self._listed()) if self.hello is not None else None)
+        return len(self.devices) if self.devices else (len(self.identities()) if self.hello is not None else None)
 
-    def _listed(self) -> list[Mapping[str, Any]]:
+    def identities(self) -> list[Mapping[str, Any]]:
+        """The devices that hello names."""
         listed = (self.hello or {}).get("devices")
         return [d for d in listed if isinstance(d, Mapping)] if isinstance(listed, list) else []
 
+    def told(self, index: int, key: str) -> Any:
+        """What hello says of a device, or None."""
+        return next((d.get(key) for d in self.identities() if d.get("index") == index), None)
+
     def packages(self) -> dict[int, str]:
         """GPU index -> package, where dies share one: only one die of a package reports its power."""
-        listed = [d for d in self._listed() if isinstance(d.get("index"), int) and d.get("package_id") is not None]
+        listed = [d for d in self.identities() if isinstance(d.get("index"), int) and d.get("package_id") is not None]
         return {d["index"]: str(d["package_id"]) for d in listed}
 
 
-def _value(source: Mapping[str, Any], name: str) -> float:
-    value = source.get(name)
+def number(value: Any) -> float:
+    """A finite number as float; NaN for everything else, bool too."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     try:
-        return float(value)
+        found = float(value)
     except OverflowError:  # a whole number of hundreds of digits
         return math.nan
-
-
-def _throttled(source: Mapping[str, Any]) -> float:
-    reasons = source.get("throttle")
-    if not isinstance(reasons, (list, tuple)):
-        return math.nan
-    return float(not THROTTLE.isdisjoint(r for r in reasons if isinstance(r, str)))
+    return found if math.isfinite(found) else math.nan
 
 
 def read_ticks(lines: Iterable[Mapping[str, Any]], gpus: Iterable[int] | None = None) -> Telemetry:
-    """Columns from telemetry lines (hello, tick, gap) in the order they were written.
+    """Columns from telemetry lines in the order they were written; other lines than hello, tick and err say nothing.
 
-    `gpus` keeps only those indices. A tick whose clock does not move on is one that came twice, and is dropped.
+    `gpus` keeps only those indices. A tick that came twice (boot_id, agent_id, seq) counts once, and one whose wall
+    clock does not move on is left out. Whatever a server wrote, this raises nothing.
     """
-    import numpy as np
-
-    keep = None if gpus is None else set(gpus)
-    hello: Mapping[str, Any] | None = None
-    source: str | None = None
-    times: list[float] = []
-    host: dict[str, list[float]] = {name: [] for name in _HOST}
-    devices: dict[int, dict[str, list[float]]] = {}
+    reader = _Reader(None if gpus is None else frozenset(gpus))
     for line in lines:
-        if line.get("type") == "hello":
-            hello = line
-        t = _value(line, "t_wall_ns") / 1e9
-        if line.get("type") != "tick" or not math.isfinite(t) or (times and t <= times[-1]):
-            continue
-        times.append(t)
+        kind = line.get("type")
+        if kind == "tick":
+            reader.tick(line)
+        elif kind == "hello":
+            reader.hello(line)
+        elif kind == "err":
+            reader.sightings.error(line)
+    return reader.telemetry()
+
+
+class _Reader:
+    """Ticks on their way into columns, a block at a time: a night of ticks as objects would fill the memory."""
+
+    def __init__(self, keep: frozenset[int] | None) -> None:
+        self.sightings = Sightings()
+        self._keep = keep
+        self._hellos: list[Mapping[str, Any]] = []
+        self._hz = math.nan
+        self._source = (0, 0)
+        self._sources: dict[tuple[str, ...], int] = {}
+        self._agent: tuple[str, str] = ("", "")
+        self._last_seq: dict[tuple[str, str], int] = {}
+        self._energy_src: str | None = None
+        self._rows: list[tuple[float, ...]] = []  # t, mono, span (s), source of the GPUs' values, boot
+        self._devices: dict[int, _Device] = {}
+        self._host: list[tuple[float, ...]] = []
+
+    def hello(self, line: Mapping[str, Any]) -> None:
+        """Who speaks from here on."""
+        if len(self._hellos) < _MOST_HELLOS and line not in self._hellos[-1:]:
+            self._hellos.append(line)
+        elif self._hellos:
+            self._hellos[-1] = line
+        self._hz = number(line.get("hz"))
+        boot = str(line.get("boot_id"))
+        self._agent = (boot, str(line.get("agent_id")))
+        keys = ((boot, str(line.get("backend"))), (boot,))
+        gpus, host = (self._sources.setdefault(key, len(self._sources)) for key in keys)
+        self._source = (gpus, host)
+
+    def tick(self, line: Mapping[str, Any]) -> None:
+        """Keep one tick, unless it is there already."""
+        t = number(line.get("t_wall_ns")) / 1e9
+        if not math.isfinite(t) or (self._rows and t <= self._rows[-1][0]):
+            return
+        seq, before = line.get("seq"), self._last_seq.get(self._agent, -1)
+        if isinstance(seq, int):
+            if seq <= before:
+                return
+            self._last_seq[self._agent] = seq
+        mono = number(line.get("t_mono_ns")) / 1e9
+        at, thin = len(self._rows), "n" in line
+        self._rows.append((t, mono, self._span(line, before) if thin else 0.0, *self._source))
         node = line.get("host")
-        node = node if isinstance(node, Mapping) else {}  # one odd line must not cost a run its summary
-        source = node.get("energy_src") or source
-        for name in _HOST:
-            host[name].append(_value(node, name))
+        if isinstance(node, Mapping):
+            self._node(at, node)
         listed = line.get("devices")
         for device in listed if isinstance(listed, list) else ():
-            index = device.get("index") if isinstance(device, Mapping) else None
-            if not isinstance(index, int) or (index not in devices and len(devices) >= _MOST_DEVICES):
+            index = device.get("index") if isinstance(device, dict) else None
+            if not isinstance(index, int) or (self._keep is not None and index not in self._keep):
                 continue
-            if keep is None or index in keep:
-                _device(devices.setdefault(index, {name: [] for name in _DEVICE}), device, len(times))
-    for columns in devices.values():
-        _pad(columns, len(times))
-    return Telemetry(
-        hello=hello,
-        t=np.asarray(times),
-        devices={i: {k: np.asarray(v) for k, v in columns.items()} for i, columns in sorted(devices.items())},
-        host={k: np.asarray(v) for k, v in host.items()},
-        energy_src=source,
-    )
+            columns = self._devices.get(index)
+            if columns is None:
+                if len(self._devices) >= _MOST_DEVICES:
+                    continue
+                columns = self._devices[index] = _Device()
+            columns.add(at, _extremes(device) if thin else device)
+            if "procs" in device:
+                self.sightings.procs(t, index, device["procs"])
+        if at % _BLOCK == _BLOCK - 1:
+            for columns in self._devices.values():
+                columns.pack()
+
+    def _span(self, line: Mapping[str, Any], before: int) -> float:
+        """Seconds that a thinned tick speaks for; infinite (all since the one before) where hello has no rate."""
+        count = number(line.get("n"))
+        first, last = line.get("from_seq"), line.get("seq")
+        if isinstance(first, int) and isinstance(last, int):
+            whole = last - first + 1
+            count = min(count, max(1, last - max(first, before + 1) + 1)) if whole > 0 else count
+        return max(count, 1.0) / self._hz if self._hz > 0 else math.inf
+
+    def _node(self, at: int, node: Mapping[str, Any]) -> None:
+        """The host's values; one odd line must not cost a run its summary."""
+        source = node.get("energy_src")
+        self._energy_src = str(source) if source else self._energy_src
+        self._host.append((float(at), *(number(node.get(name)) for name in _HOST)))
+
+    def telemetry(self) -> Telemetry:
+        """All columns."""
+        import numpy as np
+
+        rows = np.array(self._rows, dtype=np.float64).reshape(-1, 5)
+        t, mono, span = rows[:, 0], rows[:, 1], rows[:, 2]
+        source, boot = rows[:, 3].astype(np.int32), rows[:, 4].astype(np.int32)
+        host = np.array(self._host, dtype=np.float64).reshape(-1, 1 + len(_HOST))
+        at = host[:, 0].astype(np.int64)
+        last = self._hellos[-1] if self._hellos else None
+        found = Telemetry(
+            hello=next((h for h in reversed(self._hellos) if h.get("devices")), last),
+            t=t,
+            clock=_clock(t, mono, boot),
+            span=span,
+            host={name: host[:, i] for i, name in enumerate(_HOST, 1)},
+            host_at=at,
+            energy_src=self._energy_src,
+            hellos=tuple(self._hellos),
+            sightings=self.sightings,
+        )
+        for index, device in sorted(self._devices.items()):
+            found.devices[index] = device.columns(t.size)
+            found.counters[index] = device.points(t, mono, source)
+        known = np.isfinite(found.host["energy_j"])
+        found.host_counter = Points(t[at[known]], found.host["energy_j"][known], boot[at[known]])
+        return found
 
 
-def _device(columns: dict[str, list[float]], device: Mapping[str, Any], ticks: int) -> None:
-    _pad(columns, ticks - 1)
-    for name in _DEVICE:
-        columns[name].append(_throttled(device) if name == "throttled" else _value(device, name))
-
-
-def _pad(columns: dict[str, list[float]], ticks: int) -> None:
-    """A GPU that came late or was left out of a tick has unknown values there."""
-    for column in columns.values():
-        column.extend([math.nan] * (ticks - len(column)))
-
-
-def _integral(t: Floats, power: Floats) -> Floats:
-    """Energy so far (J) at each of `t` (s) by the trapezoid rule over `power` (W)."""
+def _clock(t: Floats, mono: Floats, boot: npt.NDArray[np.int32]) -> Floats:
+    """Seconds since the first tick: the wall clock may be set while a run goes on, the monotonic one may not."""
     import numpy as np
 
-    steps = np.diff(t) * (power[1:] + power[:-1]) / 2
+    if not t.size:
+        return np.empty(0)
+    wall, steps = np.diff(t), np.diff(mono)
+    steps = np.where((boot[1:] == boot[:-1]) & (steps > 0), steps, wall)  # NaN is not > 0
     return np.concatenate(([0.0], np.cumsum(steps)))
 
 
-def _so_far(t: Floats, counter: Floats, power: Floats) -> tuple[Floats, Floats, str] | None:
-    """(times, energy so far in J, where from) of one sensor, or None where neither counter nor power is known."""
+def _extremes(device: Mapping[str, Any]) -> dict[str, Any]:
+    """A thinned tick's device with the largest and smallest values where those count."""
+    least, most = device.get("min"), device.get("max")
+    least, most = (x if isinstance(x, Mapping) else {} for x in (least, most))
+    out = {**device, **{name: most[name] for name in _MOST_OF if most.get(name) is not None}}
+    sm = device.get("clk_sm_mhz")
+    out["clk_min_mhz"] = least.get("clk_min_mhz", device.get("clk_min_mhz"))
+    out["clk_max_mhz"] = most.get("clk_max_mhz", device.get("clk_max_mhz"))
+    if out["clk_min_mhz"] is None:
+        out["clk_min_mhz"] = least.get("clk_sm_mhz", sm)
+    if out["clk_max_mhz"] is None:
+        out["clk_max_mhz"] = most.get("clk_sm_mhz", sm)
+    return out
+
+
+class _Device:
+    """One GPU's values on their way into columns."""
+
+    def __init__(self) -> None:
+        self._at: list[int] = []
+        self._flat: list[Any] = []
+        self._masks: list[tuple[int, float]] = []
+        self._blocks: list[tuple[Any, Any, Any]] = []
+
+    def add(self, at: int, device: Mapping[str, Any]) -> None:
+        """The device's entry in tick `at`."""
+        if self._at and self._at[-1] == at:
+            return  # named twice in one tick
+        self._at.append(at)
+        self._flat.extend(map(device.get, _ASKED))
+        bits = _mask(device.get("throttle"))
+        share = number(device["throttled"]) if "throttled" in device else math.nan
+        if not 0 <= share <= 1:
+            share = math.nan if bits < 0 else float(bits & SLOWED != 0)
+        self._masks.append((bits, share))
+
+    def pack(self) -> None:
+        """Turn what came so far into arrays."""
+        import numpy as np
+
+        if self._at:
+            values = _floats(self._flat).reshape(-1, len(_ASKED))
+            self._blocks.append((np.array(self._at), values, np.array(self._masks, dtype=np.float32)))
+            self._at, self._flat, self._masks = [], [], []
+
+    def columns(self, ticks: int) -> dict[str, Floats]:
+        """Each column with one entry a tick; what was left out of a tick is unknown there."""
+        import numpy as np
+
+        self.pack()
+        names = [n for n in _ASKED if not n.startswith(("energy", "clk"))]
+        out: dict[str, Floats] = {
+            n: np.full(ticks, math.nan, dtype=np.float64 if n in _DOUBLE else np.float32)
+            for n in (*names, "clk_lo", "clk_hi", "throttled")
+        }
+        out["throttle"] = np.full(ticks, -1, dtype=np.float32)
+        sm = _ASKED.index("clk_sm_mhz")
+        for at, values, masks in self._blocks:
+            for name in names:
+                out[name][at] = values[:, _ASKED.index(name)]
+            for name, asked in (("clk_lo", "clk_min_mhz"), ("clk_hi", "clk_max_mhz")):
+                own = values[:, _ASKED.index(asked)]
+                out[name][at] = np.where(np.isfinite(own), own, values[:, sm])
+            out["throttle"][at], out["throttled"][at] = masks[:, 0], masks[:, 1]
+        return out
+
+    def points(self, t: Floats, mono: Floats, source: npt.NDArray[np.int32]) -> Points:
+        """The energy readings, each at its own moment: `energy_at` set off against the tick's pair of stamps."""
+        import numpy as np
+
+        joules, at = _ASKED.index("energy_j"), _ASKED.index("energy_at")
+        found = []
+        for ticks, values, _ in self._blocks:
+            known = np.isfinite(values[:, joules])
+            i = ticks[known]
+            late = mono[i] - values[known, at] / 1e9
+            when = t[i] - np.where(np.isfinite(late), late, 0.0)
+            found.append(np.column_stack((when, values[known, joules], source[i])))
+        rows = np.concatenate([np.empty((0, 3)), *found])
+        rows = rows[np.concatenate(([True], np.diff(rows[:, 0]) > 0))[: len(rows)]]  # the same reading told again
+        return Points(rows[:, 0], rows[:, 1], rows[:, 2].astype(np.int32))
+
+
+def _floats(flat: list[Any]) -> Floats:
+    """Values as float64, NaN for what is no finite number."""
     import numpy as np
 
-    counted, powered = np.isfinite(counter), np.isfinite(power)
-    whole = None
-    if powered.sum() >= 2:
-        whole = (t[powered], _integral(t[powered], power[powered]), "integrated power")
-    if counted.sum() >= 2:
-        steps = np.diff(counter[counted])
-        total = float(steps.sum())
-        expected = float(whole[1][-1]) if whole is not None else None
-        honest = expected is None or expected <= 0 or 0.2 <= total / expected <= 2.0
-        if (steps >= 0).all() and total > 0 and honest:
-            return t[counted], np.concatenate(([0.0], np.cumsum(steps))), "counter"
-    return whole
+    if _PLAIN.issuperset(set(map(type, flat))):
+        try:
+            found = np.array(flat, dtype=np.float64)
+        except OverflowError:
+            found = np.array([number(v) for v in flat])
+    else:
+        found = np.array([number(v) for v in flat])
+    found[np.isinf(found)] = math.nan
+    return found
 
 
-def _covered(t: Floats, window: tuple[float, float]) -> bool:
-    edge = min(EDGE_S, EDGE * (window[1] - window[0]))
-    return bool(t.size and t[0] <= window[0] + edge and t[-1] >= window[1] - edge)
-
-
-def _sensors(telemetry: Telemetry) -> tuple[list[tuple[str, Floats, Floats]], str]:
-    """(name, counter, power) of every sensor whose sum is the energy, and the scope in words."""
-    if telemetry.devices:
-        named = [(f"GPU {i}", c["energy_j"], c["power_w"]) for i, c in _reporting(telemetry).items()]
-        return named, "GPU sockets"
-    label = f"the node's sensor ({telemetry.energy_src})" if telemetry.energy_src else "the node's sensor"
-    return [("the node", telemetry.host["energy_j"], telemetry.host["power_w"])], label
-
-
-def _reporting(telemetry: Telemetry) -> dict[int, dict[str, Floats]]:
-    """GPUs whose sensors count: a silent or zero die is left out where its package mate speaks for both."""
-    import numpy as np
-
-    packages = telemetry.packages()
-    live = {i for i, c in telemetry.devices.items() if np.nanmax(np.append(c["power_w"], 0.0)) > 0}
-    spoken = {packages[i] for i in live if i in packages}
-    return {i: c for i, c in telemetry.devices.items() if i in live or packages.get(i) not in spoken}
-
-
-def energy_j(telemetry: Telemetry, window: tuple[float, float] | None) -> Reading:
-    """Energy (J) in `window` (wall clock, seconds), or over all ticks; the note says scope and method."""
-    import numpy as np
-
-    if not len(telemetry):
-        return Reading(None, "no telemetry")
-    named, scope = _sensors(telemetry)
-    total, methods = 0.0, set()
-    for name, counter, power in named:
-        so_far = _so_far(telemetry.t, counter, power)
-        if so_far is None:
-            return Reading(None, f"{name} reports neither energy nor power")
-        t, energy, method = so_far
-        if window is not None and not _covered(t, window):
-            return Reading(None, f"the energy readings of {name} do not cover this part of the run")
-        low, high = window or (float(t[0]), float(t[-1]))
-        total += float(np.interp(high, t, energy) - np.interp(low, t, energy))
-        methods.add(method)
-    return Reading(total, f"scope: {scope}, {' and '.join(sorted(methods))}")
-
-
-def power_w(telemetry: Telemetry, window: tuple[float, float] | None) -> Reading:
-    """Mean power (W) in `window`, summed over the run's GPUs, else of the node's sensor."""
-    import numpy as np
-
-    if not len(telemetry):
-        return Reading(None, "no telemetry")
-    named, scope = _sensors(telemetry)
-    chosen = telemetry.inside(window)
-    means = []
-    for name, _counter, power in named:
-        known = power[chosen][np.isfinite(power[chosen])]
-        if not known.size:
-            return _power_by_energy(telemetry, window, name)
-        means.append(float(known.mean()))
-    return Reading(math.fsum(means), f"scope: {scope}")
-
-
-def _power_by_energy(telemetry: Telemetry, window: tuple[float, float] | None, name: str) -> Reading:
-    span = window or (float(telemetry.t[0]), float(telemetry.t[-1]))
-    energy = energy_j(telemetry, span)
-    if energy.value is None or span[1] <= span[0]:
-        return Reading(None, f"{name} reports no power")
-    return Reading(energy.value / (span[1] - span[0]), f"{energy.note}, energy over time")
+def _mask(reasons: Any) -> int:
+    """Throttle reasons as bits; -1 where they are unknown."""
+    if not isinstance(reasons, (list, tuple)):
+        return -1
+    bits = 0
+    for reason in reasons:
+        bits |= _BITS.get(reason, _OTHER) if isinstance(reason, str) else _OTHER
+    return bits
 
 
 def peak(columns: Iterable[Floats]) -> float | None:
@@ -267,18 +411,3 @@ def hottest(telemetry: Telemetry) -> Reading:
         return Reading(None, "no GPU reports a temperature" if telemetry.devices else "no GPU telemetry")
     value, index, sensor = max(found)
     return Reading(value, f"GPU {index}, {sensor} sensor")
-
-
-def throttled(telemetry: Telemetry, window: tuple[float, float] | None) -> Reading:
-    """Share of the time (0..1) in `window` in which any GPU was throttled by power, heat or hardware."""
-    import numpy as np
-
-    if not telemetry.devices:
-        return Reading(None, "no GPU telemetry")
-    flags = np.stack([c["throttled"] for c in telemetry.devices.values()])
-    known = np.isfinite(flags).any(axis=0) & telemetry.inside(window)
-    if known.sum() < 2:
-        return Reading(None, "no GPU reports throttling")
-    weight = np.diff(telemetry.t[known])
-    any_one = np.nan_to_num(flags[:, known]).max(axis=0)[1:]
-    return Reading(float((any_one * weight).sum() / weight.sum()))
