@@ -42,6 +42,9 @@ class At(NamedTuple):
     size: int = 8
 
 
+Where = Mapping[int, int] | Mapping[At, int] | Mapping[int | At, int]
+
+
 @dataclass(frozen=True)
 class Each:
     """Fill every item of an array that the caller made, by the 32-bit key that the caller wrote into it.
@@ -89,7 +92,7 @@ class Program:
         self._file = folder / f"{library.name}.program"
         self._rules: dict[str, list[str]] = {}
         self._slots: dict[str, int] = {}
-        self._held = False
+        self.held = False
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{library.name}.page").open("w+b") as f:
             f.truncate(_PAGE_BYTES)
@@ -99,7 +102,7 @@ class Program:
     def on(
         self,
         symbol: str,
-        where: Mapping[int | At, int] | None = None,
+        where: Where | None = None,
         *,
         out: Mapping[int, Payload] | None = None,
         each: Each | None = None,
@@ -148,11 +151,11 @@ class Program:
     @contextmanager
     def together(self) -> Iterator[None]:
         """The rules set inside take effect at once, at the end."""
-        self._held = True
+        self.held = True
         try:
             yield
         finally:
-            self._held = False
+            self.held = False
             self._publish()
 
     def calls(self, symbol: str) -> int:
@@ -163,7 +166,7 @@ class Program:
 
     def _publish(self) -> None:
         """The whole file first, then its version: a reader never sees a part."""
-        if self._held:
+        if self.held:
             return
         new = self._file.with_suffix(".new")
         new.write_text("".join(f"{line}\n" for lines in self._rules.values() for line in lines))
