@@ -141,54 +141,58 @@ def bad_name(path: str) -> bool:
 async def fetch(run_dir: RunDir, source: Source, wanted: Wanted, *, again: bool = True) -> Left:
     """Bring a folder's files home, and note each one's size and SHA-256 in run.json.
 
-    Without `again` files that are home in the same size are passed over. Raises ServerLost where the link breaks,
-    DiskFull where there is no room here, StoreError where it cannot be written.
+    A file that came home before, in the size that it has now, is fetched only where its checksum on the server is
+    another one by now; without `again` it is passed over. Raises ServerLost where the link breaks, DiskFull where
+    there is no room here, StoreError where it cannot be written.
     """
     left = Left()
     entries = await asyncio.wait_for(source.host.listdir(source.out), _LIST_TIMEOUT_S)
     chosen = _choose(run_dir, source, entries, wanted, left, again)
-    sums = asyncio.ensure_future(_sums(source, chosen))
-    arrived: dict[str, str] = {}
+    arrived = _known(run_dir, source, chosen)
+    old = [entry for entry in chosen if entry.path in arrived]
+    # What is fetched now is summed at both ends on its way: only what is home already is asked for.
+    asking = asyncio.ensure_future(_sums(source, old))
     try:
-        await _arrive(run_dir, source, chosen, wanted, left, arrived)
-        there = await sums
+        await _arrive(run_dir, source, [entry for entry in chosen if entry.path not in arrived], left, arrived)
+        there = await asking
     finally:
-        sums.cancel()
-        await asyncio.gather(sums, return_exceptions=True)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    changed = [entry for entry in old if there.get(entry.path, arrived[entry.path]) != arrived[entry.path]]
+    for entry in changed:
+        del arrived[entry.path]
+    await _arrive(run_dir, source, changed, left, arrived)
     home: dict[str, Any] = {}
-    for entry in chosen:
-        got, said = arrived.get(entry.path), there.get(entry.path)
-        if got is not None and said not in (None, got):
-            # It came before a break, or changed on its way.
-            got = await _get(run_dir, source, entry, left)
-        if got is None:
-            continue
-        target = run_dir.artifact(source.prefix + entry.path)
-        if said not in (None, got):
-            _fail(left, f"{source.out}/{entry.path} arrived with another checksum than it has on the server.")
-            target.unlink(missing_ok=True)
-            continue
-        home[source.prefix + entry.path] = {"by": target.stat().st_size, "sha256": got}
+    for path, sha256 in arrived.items():
+        name = source.prefix + path
+        home[name] = {"by": run_dir.artifact(name).stat().st_size, "sha256": sha256}
     await _note(run_dir, home, gone={source.prefix + e.path for e in chosen} - set(home))
     return left
 
 
+def _known(run_dir: RunDir, source: Source, chosen: Sequence[Entry]) -> dict[str, str]:
+    """The SHA-256 of files that are home, as run.json says, in the size that they have on the server."""
+    noted = run_dir.meta().get("artifacts") or {}
+    found = {}
+    for entry in chosen:
+        name = source.prefix + entry.path
+        before = noted.get(name) or {}
+        if before.get("by") == entry.size and _home(run_dir, name, entry.size):
+            found[entry.path] = before["sha256"]
+    return found
+
+
 async def _arrive(
-    run_dir: RunDir, source: Source, chosen: Sequence[Entry], wanted: Wanted, left: Left, arrived: dict[str, str]
+    run_dir: RunDir, source: Source, entries: Sequence[Entry], left: Left, arrived: dict[str, str]
 ) -> None:
     """Bring files home, into `arrived` with their SHA-256. What a break or a kill interrupts goes on at its file."""
-    known = run_dir.meta().get("artifacts") or {}
     fresh: dict[str, Any] = {}
     noted = time.monotonic()
     try:
-        for entry in chosen:
-            name = source.prefix + entry.path
-            before = known.get(name) or {}
-            if before.get("by") == entry.size and _home(run_dir, name, entry.size):
-                arrived[entry.path] = before["sha256"]
-            elif (got := await _get(run_dir, source, entry, left)) is not None:
+        for entry in entries:
+            if (got := await _get(run_dir, source, entry, left)) is not None:
                 arrived[entry.path] = got
-                fresh[name] = {"by": entry.size, "sha256": got}
+                fresh[source.prefix + entry.path] = {"by": entry.size, "sha256": got}
             if fresh and time.monotonic() - noted > _NOTE_S:
                 await _note(run_dir, fresh)
                 noted = time.monotonic()
@@ -257,18 +261,17 @@ def _fail(left: Left, sentence: str) -> None:
         left.sentences.append("and more.")
 
 
-async def _sums(source: Source, chosen: Sequence[Entry]) -> dict[str, str]:
-    """What the server says of its files' checksums, while they travel; empty on this machine, and where it cannot."""
-    access = source.host.access
-    if access.address == "local" or not chosen:
+async def _sums(source: Source, entries: Sequence[Entry]) -> dict[str, str]:
+    """What the server says of its files' checksums, while others travel; empty where it cannot."""
+    if not entries:
         return {}
-    names = b"\0".join(f"{source.out}/{e.path}".encode(errors="surrogateescape") for e in chosen)
+    names = b"\0".join(f"{source.out}/{e.path}".encode(errors="surrogateescape") for e in entries)
     try:
-        argv = [access.python, "-I", "-c", _SUMS]
+        argv = [source.host.access.python, "-I", "-c", _SUMS]
         done = await source.host.run(argv, input=names, timeout=_FETCH_TIMEOUT_S)
     except ServerError:
         return {}
     lines = done.stdout.decode(errors="replace").split()
-    if done.rc != 0 or len(lines) != len(chosen):
+    if done.rc != 0 or len(lines) != len(entries):
         return {}
-    return {e.path: line for e, line in zip(chosen, lines, strict=True) if line != "-"}
+    return {e.path: line for e, line in zip(entries, lines, strict=True) if line != "-"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -103,20 +104,55 @@ async def test_a_server_that_lies_harms_nobody(run_dir: RunDir, out: Path) -> No
     assert not list(out.parent.glob("**/escaped"))
 
 
-async def test_a_file_that_changed_on_its_way_is_not_kept(run_dir: RunDir, out: Path) -> None:
-    class Wrong(LocalHost):
-        async def get(self, path: str, target: Path, **how: Any) -> str:
-            await super().get(path, target, **how)
-            return "0" * 64
+class _Counts(LocalHost):
+    """Notes which files were fetched, and which were summed without being fetched."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.summed: list[str] = []
+
+    async def get(self, path: str, target: Path, **how: Any) -> str:
+        self.fetched.append(path.rpartition("/")[2])
+        return await super().get(path, target, **how)
+
+    async def run(self, argv: Any, *, input: bytes | None = None, **how: Any) -> Any:  # noqa: A002
+        self.summed += [name.rpartition("/")[2] for name in (input or b"").decode().split("\0")]
+        return await super().run(argv, input=input, **how)
+
+
+async def test_a_file_is_summed_on_its_way_or_where_it_is_never_both(run_dir: RunDir, out: Path) -> None:
+    first, second = _Counts(), _Counts()
+    await fetch(run_dir, Source(first, str(out)), Wanted())
+    assert (first.fetched, first.summed) == (["a.json", "b.pt", "c.pt"], [])
+    (out / "later.pt").write_bytes(b"z")
+    await fetch(run_dir, Source(second, str(out)), Wanted())
+    assert (second.fetched, second.summed) == (["later.pt"], ["a.json", "b.pt", "c.pt"])
+    for name, said in run_dir.meta()["artifacts"].items():
+        data = (out / name).read_bytes()
+        assert said == {"by": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+async def test_a_file_that_changed_and_kept_its_size_comes_again(run_dir: RunDir, out: Path) -> None:
+    await fetch(run_dir, Source(LocalHost(), str(out)), Wanted())
+    (out / "b.pt").write_bytes(b"w" * 1000)
+    host = _Counts()
+    await fetch(run_dir, Source(host, str(out)), Wanted())
+    assert host.fetched == ["b.pt"]
+    assert (run_dir.artifacts / "b.pt").read_bytes() == b"w" * 1000
+    assert run_dir.meta()["artifacts"]["b.pt"]["sha256"] == hashlib.sha256(b"w" * 1000).hexdigest()
+
+
+async def test_what_is_home_stays_where_the_server_cannot_sum(run_dir: RunDir, out: Path) -> None:
+    class NoPython(_Counts):
         async def run(self, argv: Any, **how: Any) -> Any:
-            return await super().run(argv, **how)
+            return await super().run(["/nothing/there"], **how)
 
-    host = Wrong()
-    object.__setattr__(host, "access", type(host.access)(address="elsewhere"))
-    left = await fetch(run_dir, Source(host, str(out)), Wanted(("a.json",)))
-    assert any("another checksum" in s for s in left.sentences)
-    assert _home(run_dir) == []
+    await fetch(run_dir, Source(LocalHost(), str(out)), Wanted())
+    host = NoPython()
+    await fetch(run_dir, Source(host, str(out)), Wanted())
+    assert host.fetched == []
+    assert set(run_dir.meta()["artifacts"]) == {"a.json", "b.pt", "deep/c.pt"}
 
 
 async def test_what_was_home_before_a_break_is_not_fetched_again(run_dir: RunDir, out: Path) -> None:
