@@ -11,6 +11,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from cockpit.core.resources import data_dir
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip can hold
 _MODE = 0o100644
 _SHEBANG = b"#!/usr/bin/env python3\n"
+_BINDING = "pynvml.py"
+_BINDING_OF = "nvidia-ml-py"
 _MAIN = b"""import sys
 
 from agent.main import main
@@ -38,14 +41,14 @@ class Package(NamedTuple):
 def build_agent(source: Path | None = None) -> Package:
     """The agent: package `agent` and a `__main__` that calls its `main(argv)`, for Python 3.8 or newer.
 
-    `source` is the folder of the runners' source, this installation's own by default. Raises LaunchRefused where
-    that is not whole.
+    Beside it `pynvml.py`, NVIDIA's binding as it is installed here. `source` is the folder of the runners' source,
+    this installation's own by default. Raises LaunchRefused where either is not whole.
     """
     folder = _source(source) / "agent"
     members = [(f"agent/{name}", data) for name, data in _files(folder)]
     if "agent/main.py" not in dict(members):
         raise _broken(folder / "main.py")
-    return _pack([("__main__.py", _MAIN), *members], prefix=_SHEBANG)
+    return _pack([("__main__.py", _MAIN), (_BINDING, _binding()), *members], prefix=_SHEBANG)
 
 
 def build_code(source: Path | None = None) -> Package:
@@ -60,11 +63,22 @@ def build_code(source: Path | None = None) -> Package:
     return _pack(members)
 
 
+def _binding() -> bytes:
+    """The binding's one file, with its licence at its head. It is never imported here."""
+    try:
+        path = Path(str(distribution(_BINDING_OF).locate_file(_BINDING)))
+        return path.read_bytes()
+    except PackageNotFoundError:
+        raise _broken(_BINDING_OF) from None
+    except OSError:
+        raise _broken(path) from None
+
+
 def _source(source: Path | None) -> Path:
     return source if source is not None else data_dir("runners")
 
 
-def _broken(missing: Path) -> LaunchRefused:
+def _broken(missing: Path | str) -> LaunchRefused:
     return LaunchRefused(
         f"This installation of ekvi-cockpit is not whole: {missing} is missing.", hint="Install it again."
     )
