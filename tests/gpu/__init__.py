@@ -1,0 +1,1 @@
+"""GPU sources of the agent, against drivers made at test time and captures of real machines."""
