@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from cockpit.metrics.telemetry import Floats, Points
+    from cockpit.metrics.tickcolumns import Floats, Points
 
     Bools = npt.NDArray[np.bool_]
 

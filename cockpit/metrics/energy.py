@@ -15,7 +15,7 @@ from cockpit.metrics.course import Course, Part, Power, course
 from cockpit.metrics.telemetry import Reading, Telemetry
 
 if TYPE_CHECKING:
-    from cockpit.metrics.telemetry import Floats, Points
+    from cockpit.metrics.tickcolumns import Floats, Points
 
 Window = tuple[float, float]
 
@@ -122,15 +122,20 @@ def _sensors(telemetry: Telemetry) -> _Sensors:
     return found
 
 
-def _sensor(telemetry: Telemetry, name: str, watts: Floats, counter: Points | None, at: Any = slice(None)) -> Sensor:
-    power = Power.of(telemetry.t[at], telemetry.clock[at], watts, telemetry.span[at], telemetry.period)
+def _sensor(
+    telemetry: Telemetry, name: str, watts: Floats, counter: Points | None, at: Any = slice(None), known: Any = 1.0
+) -> Sensor:
+    span = telemetry.span[at] * known
+    power = Power.of(telemetry.t[at], telemetry.clock[at], watts, span, telemetry.period)
     return Sensor(name, power, counter, course(power, counter))
 
 
 def _gpus(telemetry: Telemetry) -> _Sensors:
     indices = reporting(telemetry)
+    columns = telemetry.devices
     each = tuple(
-        _sensor(telemetry, f"GPU {i}", telemetry.devices[i]["power_w"], telemetry.counters.get(i)) for i in indices
+        _sensor(telemetry, f"GPU {i}", columns[i]["power_w"], telemetry.counters.get(i), known=columns[i]["known"])
+        for i in indices
     )
     scopes = {"package" if telemetry.told(i, "power_scope") == "package" else "gpu" for i in indices}
     scope = "+".join(sorted(scopes)) or "gpu"

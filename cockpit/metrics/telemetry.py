@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cockpit.metrics.sightings import Sightings
+from cockpit.metrics.tickcolumns import Device, Points, extremes, first_reading, number, readings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,23 +20,12 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.floating[Any]]
 
-_DOUBLE = ("mem_used", "energy_j", "energy_at")  # more digits than a float32 has
-_ASKED = (
-    *("power_w", "temp_hot_c", "temp_mem_c", "temp_edge_c", "clk_sm_mhz", "clk_min_mhz", "clk_max_mhz"),
-    *("mem_used", "thr_power", "thr_thermal", "energy_j", "energy_at"),
-)
-_HOST = ("power_w", "energy_j", "mem_used", "node_power_w")
-_MOST_OF = ("temp_hot_c", "temp_mem_c", "temp_edge_c", "mem_used")  # a thinned tick speaks by its largest
+_HOST = ("power_w", "mem_used", "node_power_w")
 SENSORS = {"temp_hot_c": "hotspot", "temp_mem_c": "memory", "temp_edge_c": "edge"}
 # A server says which GPUs it has: a hostile one must not fill the memory.
 _MOST_DEVICES = 1024
 _MOST_HELLOS = 64
 _BLOCK = 2048  # ticks that are held as objects before they become columns
-THROTTLE = ("idle", "power", "thermal", "hw", "sync", "other")
-_BITS = {reason: 1 << i for i, reason in enumerate(THROTTLE)}
-_OTHER = _BITS["other"]
-SLOWED = _BITS["power"] | _BITS["thermal"] | _BITS["hw"]
-_PLAIN = frozenset({float, int, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +34,6 @@ class Reading:
 
     value: float | None
     note: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Points:
-    """Readings of an energy counter: `t` (s, wall clock), `joules`, and `source`, a number for each boot and backend.
-
-    Only differences mean something, and only between readings of one source.
-    """
-
-    t: Floats
-    joules: Floats
-    source: npt.NDArray[np.int32]
 
 
 def _no_ticks() -> npt.NDArray[np.int64]:
@@ -71,7 +49,8 @@ class Telemetry:
     `t` is the server's wall clock (s); `clock` counts the seconds since the first tick by the monotonic clock where
     it is known; `span` is how long a thinned tick speaks for (s, 0 for a plain one). `devices` maps a GPU's index to
     its columns: power_w (W), temp_* (degC), clk_lo and clk_hi (MHz), mem_used (By), thr_power and thr_thermal,
-    throttled (share of the tick, 0..1) and throttle (bits in the order of THROTTLE, -1 unknown). `host` has the
+    throttled (share of the tick, 0..1), throttle (bits in the order of THROTTLE, -1 unknown) and known (the share of
+    a thinned tick that power is a mean of). `host` has the
     node's, one entry for each of the ticks `host_at`. `counters` are the energy readings of GPUs, `host_counter` of
     the node. `hello` is the last one that names devices, else the last.
     """
@@ -136,17 +115,6 @@ class Telemetry:
         return {d["index"]: str(d["package_id"]) for d in listed}
 
 
-def number(value: Any) -> float:
-    """A finite number as float; NaN for everything else, bool too."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
-    try:
-        found = float(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        return math.nan
-    return found if math.isfinite(found) else math.nan
-
-
 def read_ticks(lines: Iterable[Mapping[str, Any]], gpus: Iterable[int] | None = None) -> Telemetry:
     """Columns from telemetry lines in the order they were written; other lines than hello, tick and err say nothing.
 
@@ -179,8 +147,9 @@ class _Reader:
         self._last_seq: dict[tuple[str, str], int] = {}
         self._energy_src: str | None = None
         self._rows: list[tuple[float, ...]] = []  # t, mono, span (s), source of the GPUs' values, boot
-        self._devices: dict[int, _Device] = {}
+        self._devices: dict[int, Device] = {}
         self._host: list[tuple[float, ...]] = []
+        self._host_counts: list[tuple[int, float, float]] = []
 
     def hello(self, line: Mapping[str, Any]) -> None:
         """Who speaks from here on."""
@@ -220,8 +189,8 @@ class _Reader:
             if columns is None:
                 if len(self._devices) >= _MOST_DEVICES:
                     continue
-                columns = self._devices[index] = _Device()
-            columns.add(at, _extremes(device) if thin else device)
+                columns = self._devices[index] = Device()
+            columns.add(at, extremes(device, line["n"]) if thin else device)
             if "procs" in device:
                 self.sightings.procs(t, index, device["procs"])
         if at % _BLOCK == _BLOCK - 1:
@@ -241,7 +210,12 @@ class _Reader:
         """The host's values; one odd line must not cost a run its summary."""
         source = node.get("energy_src")
         self._energy_src = str(source) if source else self._energy_src
-        self._host.append((float(at), *(number(node.get(name)) for name in _HOST)))
+        most = node.get("max")
+        values = {**node, **most, **_means(node)} if isinstance(most, Mapping) else node
+        self._host.append((float(at), *(number(values.get(name)) for name in _HOST)))
+        self._host_counts.append((at, number(node.get("energy_j")), number(node.get("energy_at"))))
+        if "first" in node:
+            self._host_counts.append((at, *first_reading(node)))
 
     def telemetry(self) -> Telemetry:
         """All columns."""
@@ -267,9 +241,14 @@ class _Reader:
         for index, device in sorted(self._devices.items()):
             found.devices[index] = device.columns(t.size)
             found.counters[index] = device.points(t, mono, source)
-        known = np.isfinite(found.host["energy_j"])
-        found.host_counter = Points(t[at[known]], found.host["energy_j"][known], boot[at[known]])
+        counts = np.array(self._host_counts, dtype=np.float64).reshape(-1, 3)
+        found.host_counter = readings(counts, t, mono, boot)
         return found
+
+
+def _means(node: Mapping[str, Any]) -> dict[str, Any]:
+    """What a thinned tick's host tells by its mean."""
+    return {name: node.get(name) for name in ("power_w", "node_power_w")}
 
 
 def _clock(t: Floats, mono: Floats, boot: npt.NDArray[np.int32]) -> Floats:
@@ -281,114 +260,6 @@ def _clock(t: Floats, mono: Floats, boot: npt.NDArray[np.int32]) -> Floats:
     wall, steps = np.diff(t), np.diff(mono)
     steps = np.where((boot[1:] == boot[:-1]) & (steps > 0), steps, wall)  # NaN is not > 0
     return np.concatenate(([0.0], np.cumsum(steps)))
-
-
-def _extremes(device: Mapping[str, Any]) -> dict[str, Any]:
-    """A thinned tick's device with the largest and smallest values where those count."""
-    least, most = device.get("min"), device.get("max")
-    least, most = (x if isinstance(x, Mapping) else {} for x in (least, most))
-    out = {**device, **{name: most[name] for name in _MOST_OF if most.get(name) is not None}}
-    sm = device.get("clk_sm_mhz")
-    out["clk_min_mhz"] = least.get("clk_min_mhz", device.get("clk_min_mhz"))
-    out["clk_max_mhz"] = most.get("clk_max_mhz", device.get("clk_max_mhz"))
-    if out["clk_min_mhz"] is None:
-        out["clk_min_mhz"] = least.get("clk_sm_mhz", sm)
-    if out["clk_max_mhz"] is None:
-        out["clk_max_mhz"] = most.get("clk_sm_mhz", sm)
-    return out
-
-
-class _Device:
-    """One GPU's values on their way into columns."""
-
-    def __init__(self) -> None:
-        self._at: list[int] = []
-        self._flat: list[Any] = []
-        self._masks: list[tuple[int, float]] = []
-        self._blocks: list[tuple[Any, Any, Any]] = []
-
-    def add(self, at: int, device: Mapping[str, Any]) -> None:
-        """The device's entry in tick `at`."""
-        if self._at and self._at[-1] == at:
-            return  # named twice in one tick
-        self._at.append(at)
-        self._flat.extend(map(device.get, _ASKED))
-        bits = _mask(device.get("throttle"))
-        share = number(device["throttled"]) if "throttled" in device else math.nan
-        if not 0 <= share <= 1:
-            share = math.nan if bits < 0 else float(bits & SLOWED != 0)
-        self._masks.append((bits, share))
-
-    def pack(self) -> None:
-        """Turn what came so far into arrays."""
-        import numpy as np
-
-        if self._at:
-            values = _floats(self._flat).reshape(-1, len(_ASKED))
-            self._blocks.append((np.array(self._at), values, np.array(self._masks, dtype=np.float32)))
-            self._at, self._flat, self._masks = [], [], []
-
-    def columns(self, ticks: int) -> dict[str, Floats]:
-        """Each column with one entry a tick; what was left out of a tick is unknown there."""
-        import numpy as np
-
-        self.pack()
-        names = [n for n in _ASKED if not n.startswith(("energy", "clk"))]
-        out: dict[str, Floats] = {
-            n: np.full(ticks, math.nan, dtype=np.float64 if n in _DOUBLE else np.float32)
-            for n in (*names, "clk_lo", "clk_hi", "throttled")
-        }
-        out["throttle"] = np.full(ticks, -1, dtype=np.float32)
-        sm = _ASKED.index("clk_sm_mhz")
-        for at, values, masks in self._blocks:
-            for name in names:
-                out[name][at] = values[:, _ASKED.index(name)]
-            for name, asked in (("clk_lo", "clk_min_mhz"), ("clk_hi", "clk_max_mhz")):
-                own = values[:, _ASKED.index(asked)]
-                out[name][at] = np.where(np.isfinite(own), own, values[:, sm])
-            out["throttle"][at], out["throttled"][at] = masks[:, 0], masks[:, 1]
-        return out
-
-    def points(self, t: Floats, mono: Floats, source: npt.NDArray[np.int32]) -> Points:
-        """The energy readings, each at its own moment: `energy_at` set off against the tick's pair of stamps."""
-        import numpy as np
-
-        joules, at = _ASKED.index("energy_j"), _ASKED.index("energy_at")
-        found = []
-        for ticks, values, _ in self._blocks:
-            known = np.isfinite(values[:, joules])
-            i = ticks[known]
-            late = mono[i] - values[known, at] / 1e9
-            when = t[i] - np.where(np.isfinite(late), late, 0.0)
-            found.append(np.column_stack((when, values[known, joules], source[i])))
-        rows = np.concatenate([np.empty((0, 3)), *found])
-        rows = rows[np.concatenate(([True], np.diff(rows[:, 0]) > 0))[: len(rows)]]  # the same reading told again
-        return Points(rows[:, 0], rows[:, 1], rows[:, 2].astype(np.int32))
-
-
-def _floats(flat: list[Any]) -> Floats:
-    """Values as float64, NaN for what is no finite number."""
-    import numpy as np
-
-    if _PLAIN.issuperset(set(map(type, flat))):
-        try:
-            found = np.array(flat, dtype=np.float64)
-        except OverflowError:
-            found = np.array([number(v) for v in flat])
-    else:
-        found = np.array([number(v) for v in flat])
-    found[np.isinf(found)] = math.nan
-    return found
-
-
-def _mask(reasons: Any) -> int:
-    """Throttle reasons as bits; -1 where they are unknown."""
-    if not isinstance(reasons, (list, tuple)):
-        return -1
-    bits = 0
-    for reason in reasons:
-        bits |= _BITS.get(reason, _OTHER) if isinstance(reason, str) else _OTHER
-    return bits
 
 
 def peak(columns: Iterable[Floats]) -> float | None:

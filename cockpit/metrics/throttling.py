@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cockpit.metrics.telemetry import SLOWED, THROTTLE, Reading, Telemetry
+from cockpit.metrics.telemetry import Reading, Telemetry
+from cockpit.metrics.tickcolumns import SLOWED, THROTTLE
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from cockpit.metrics.telemetry import Floats
+    from cockpit.metrics.tickcolumns import Floats
 
 _GAP = 2.5  # periods: a tick speaks for no longer
 _COUNTED = {"thr_power": "power", "thr_thermal": "thermal"}
