@@ -12,12 +12,11 @@ import threading
 import traceback
 from typing import Any, Callable, Sequence
 
-from . import QUEUE_SCHEMA, VERSION, cleaning, daemon, queuefile, states
+from . import QUEUE_SCHEMA, VERSION, cleaning, daemon, queuefile, sampling, states
 from .base import AgentError, is_locked
 from .files import Log, read_whole_lines
-from .hostread import CpuSource
+from .gpu.choose import SYS, VENDORS, numbers
 from .queuefile import Queue
-from .telemetry import sample
 from .worker import Worker, take_queue
 
 
@@ -56,9 +55,20 @@ def _parser() -> argparse.ArgumentParser:
     lister.set_defaults(act=_list)
     sampler = commands.add_parser("sample", help="sample this machine into a file until stopped")
     sampler.add_argument("--out", required=True, help="the file to append to")
-    sampler.add_argument("--hz", type=float, default=2.0, help="samples a second (default 2)")
     sampler.add_argument("--seconds", type=float, help="stop after so many seconds")
     sampler.set_defaults(act=_sample)
+    streamer = commands.add_parser("stream", help="sample this machine to stdout until stdin ends")
+    streamer.set_defaults(act=_stream)
+    for command in (sampler, streamer):
+        command.add_argument("--hz", type=float, help="samples a second (default 10, and 2 without GPUs)")
+        command.add_argument("--vendor", choices=("auto", *VENDORS), default="auto", help="whose GPUs (default auto)")
+        command.add_argument("--gpus", type=_gpus, help="a subset by index: 0-3 or 0,2 (default all)")
+        command.add_argument("--sys", default=SYS, help="where sysfs is (default /sys)")
+        command.add_argument("--source", help=argparse.SUPPRESS)  # MODULE:CLASS of a test's own
+    ponger = commands.add_parser("pong", help="answer pings on stdin until it ends")
+    ponger.set_defaults(act=_pong)
+    for command in (streamer, ponger):
+        command.add_argument("--idle-end", type=float, metavar="S", help="end after so many seconds without a line")
     return parser
 
 
@@ -181,14 +191,39 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-# --- sample
+# --- sample, stream, pong
+
+
+def _gpus(text: str) -> tuple[int, ...]:
+    try:
+        return numbers(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError("%r is no list of GPUs: write 0-3 or 0,2" % text) from None
+
+
+def _wanted(args: argparse.Namespace) -> tuple[float, Any]:
+    if args.hz is not None and not 0.01 <= args.hz <= 1000:
+        raise AgentError("--hz must lie in 0.01..1000.")
+    return sampling.wanted(args.vendor, args.hz, args.gpus, args.sys, args.source)
 
 
 def _sample(args: argparse.Namespace) -> int:
-    if not 0.01 <= args.hz <= 1000 or (args.seconds is not None and args.seconds < 0):
-        raise AgentError("--hz must lie in 0.01..1000 and --seconds must not be negative.")
+    hz, wanted = _wanted(args)
+    if args.seconds is not None and args.seconds < 0:
+        raise AgentError("--seconds must not be negative.")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    sample(args.out, args.hz, args.seconds, CpuSource(), stop)
+    sampling.sample(args.out, hz, wanted, args.seconds, stop)
+    return 0
+
+
+def _stream(args: argparse.Namespace) -> int:
+    hz, wanted = _wanted(args)
+    sampling.stream(hz, wanted, args.idle_end)
+    return 0
+
+
+def _pong(args: argparse.Namespace) -> int:
+    sampling.answer(sampling.Out(), args.idle_end)
     return 0

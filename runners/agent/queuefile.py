@@ -15,9 +15,12 @@ _HEX = re.compile(r"[0-9a-f]{16}")
 _TOKEN = re.compile(r"[0-9a-fA-F]{16,}")
 # What the agent keeps in a run's folder: no link may take such a name.
 _OWN = re.compile(
-    r"config\.json|states\.jsonl|telemetry\.jsonl|spool\.log|out|(shim|pipe|container)\.\d+(\.json)?(\.tmp)?"
+    r"config\.json|states\.jsonl|telemetry\.(\d+\.)?jsonl(\.tmp)?|spool\.log|out"
+    r"|(shim|pipe|container)\.\d+(\.json)?(\.tmp)?"
 )
 DEFAULT_SPOOL_BY = 1 << 30
+KEEP_BY = 256 << 20
+VENDORS = ("nvidia", "amd", "cpu")
 
 
 class Container(NamedTuple):
@@ -40,6 +43,26 @@ class Peers(NamedTuple):
     port: int
     token: str
     silence_s: float
+
+
+class NodePower(NamedTuple):
+    """The sensor of the whole machine: `kind` ipmi or redfish; `secret` names the file of its password."""
+
+    kind: str
+    url: str = ""
+    user: str = ""
+    secret: str = ""
+    insecure: bool = False
+
+
+class Telemetry(NamedTuple):
+    """How the machine is sampled: `hz` a second, for `idle_s` before a run begins; `keep_by` bytes of it a run."""
+
+    hz: float = 2.0
+    vendor: str = "cpu"
+    idle_s: float = 0.0
+    keep_by: int = KEEP_BY
+    node_power: Optional[NodePower] = None
 
 
 class Stage(NamedTuple):
@@ -87,7 +110,7 @@ class Queue(NamedTuple):
     slots: int
     cooldown_s: float
     code: Optional[str]
-    hz: float
+    telemetry: Telemetry
     spool_max_by: int
     runs: Tuple[RunSpec, ...]
     files: Tuple[str, ...] = ()
@@ -167,7 +190,6 @@ def load(path: str) -> Queue:
     if not isinstance(obj, dict) or obj.get("schema") != QUEUE_SCHEMA:
         said = obj.get("schema") if isinstance(obj, dict) else None
         raise AgentError("%s has schema %r; this agent knows %s." % (name, said, QUEUE_SCHEMA))
-    telemetry = read.get(obj, "telemetry", dict, {})
     runs = tuple(read.run(run, "runs[%d]" % i) for i, run in enumerate(read.get(obj, "runs", list)))
     queue = Queue(
         path=real,
@@ -178,7 +200,7 @@ def load(path: str) -> Queue:
         slots=int(read.number(obj, "slots", 1, low=1)),
         cooldown_s=read.number(obj, "cooldown_s", 0.0),
         code=read.get(obj, "code", str, None),
-        hz=read.number(telemetry, "hz", 2.0, low=0.01),
+        telemetry=read.telemetry(read.get(obj, "telemetry", dict, {})),
         spool_max_by=int(read.number(obj, "spool_max_by", DEFAULT_SPOOL_BY, low=4096)),
         runs=runs,
         files=read.files(obj),
@@ -285,6 +307,40 @@ class _Reader:
                 self.fail("files", "hold %s; each must be 16 hexadecimal digits" % json.dumps(sha16)[:80])
         return tuple(files)
 
+    def telemetry(self, obj: Dict[str, Any]) -> Telemetry:
+        at = "telemetry."
+        vendor: str = self.get(obj, "vendor", str, "cpu", at)
+        if vendor not in VENDORS:
+            self.fail(at + "vendor", "is %r; it must be one of %s" % (vendor[:80], ", ".join(VENDORS)))
+        return Telemetry(
+            hz=self.number(obj, "hz", 2.0, low=0.01, at=at),
+            vendor=vendor,
+            idle_s=self.number(obj, "idle_s", 0.0, at=at),
+            keep_by=int(self.number(obj, "keep_by", KEEP_BY, low=65536, at=at)),
+            node_power=self.node_power(obj, at),
+        )
+
+    def node_power(self, obj: Dict[str, Any], at: str) -> Optional[NodePower]:
+        found = self.get(obj, "node_power", dict, None, at)
+        if found is None:
+            return None
+        at += "node_power."
+        kind = self.get(found, "kind", str, at=at)
+        if kind == "ipmi":
+            return NodePower(kind)
+        if kind != "redfish":
+            self.fail(at + "kind", "is %r; it must be ipmi or redfish" % kind[:80])
+        url: str = self.get(found, "url", str, at=at)
+        if not url.startswith("https://") or not url[8:].partition("/")[0]:
+            self.fail(at + "url", "is %r; it must begin with https:// and a host" % url[:80])
+        return NodePower(
+            kind,
+            url,
+            self.get(found, "user", str, at=at),
+            self.name(found, "secret", at),
+            self.get(found, "insecure", bool, False, at),
+        )
+
     def peers(self, obj: Dict[str, Any]) -> Optional[Peers]:
         found = self.get(obj, "peers", dict, None)
         if found is None:
@@ -343,4 +399,4 @@ def _is_int(value: Any, low: int, high: int = 1 << 30) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-_WORDS: Dict[type, str] = {str: "text", list: "a list", dict: "an object"}
+_WORDS: Dict[type, str] = {str: "text", list: "a list", dict: "an object", bool: "true or false"}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import ending, limits, procs, record, states
 from .base import AgentError, boot_id, is_locked, is_no_space
+from .baseline import Baseline
 from .contained import STOP_MARGIN_S, Contained
 from .ending import Stopping, Sweep
 from .files import Log
@@ -64,6 +65,7 @@ class RunWork:
         self._notes: list[str] = []
         self._held: dict[str, Any] | None = None
         self.nodes: Nodes | None = None  # where several train together
+        self.baseline: Baseline | None = None  # taken before the first stage is started
         self._recover()
 
     # --- what the queue asks
@@ -108,6 +110,8 @@ class RunWork:
         """Whether something is about to change: looked at more often then."""
         if self.nodes is not None and self.phase == PREPARING and not self.nodes.may_start(self):
             return False  # the others may take hours
+        if self.phase == PREPARING and self.baseline is not None and self.baseline.begun:
+            return False  # a machine that is looked at often does not idle
         return self.phase in (PREPARING, SWEEPING) or (
             self.phase == LIVE
             and self.stage.container is None
@@ -203,6 +207,9 @@ class RunWork:
                 return
             self._next_try = now + RETRY_S
             make_ready(self.queue, self.spec, self.spool)
+            if self.baseline is not None and self.baseline.holds(self._record(0), now):
+                self._next_try = now
+                return
             self._shim = start_shim(
                 self.queue, self.spec, self.index, self.log, self.slot, self.contained, self._carry
             )

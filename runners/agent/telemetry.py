@@ -1,192 +1,288 @@
-"""Telemetry on disk: schema ekvi.gpu/1, one file a run, sampled by one thread for all of them.
+"""The agent's sampler: one thread, one grid t0 + k / hz, the lines of schema ekvi.gpu/1 for every run that is active.
 
-Ticks stand at absolute times t0 + k / hz, so that a slow sample shifts nothing; what is too late is left out and
-counted in a gap line. `seq` counts ticks of one file, from 0, also over a restart of the agent: the ticks that nobody
-took stand in a gap line too. A file that reaches its bound gets one gap line without an end and no more.
+Readings of GPUs come as frames of another process (gpu/watch.py), on the same grid: a tick is written when one comes,
+with its stamps and its bytes. Where none comes, or there are no GPUs, ticks stand at the grid's own moments. What is
+too late is left out and counted, so that a slow reading shifts nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import threading
 import time
-from typing import Any, Dict, List, Optional
+import traceback
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Mapping, Optional, Tuple
 
 from . import TELEMETRY_SCHEMA
-from .base import boot_id, free_by
-from .files import LineFile
+from .base import boot_id
+from .gpu import frames
+from .gpu.frames import Grid
+from .gpu.source import HOT
+from .gpu.watch import Watch
 from .hostread import CpuSource
-from .spool import MARGIN_BY
+from .nodepower import NodePower
+from .ticks import Ticks
 
-BOUND_BY = 64 << 20
-
-
-class TickFile:
-    """One telemetry.jsonl. `hello` is what the agent says of itself and the machine, without its time.
-
-    A line that the disk refuses is written first when there is room; the ticks meanwhile become a gap.
-    """
-
-    def __init__(self, path: str, hello: Dict[str, Any], hz: float, bound_by: int = BOUND_BY) -> None:
-        self.path = path
-        self.hz = hz
-        self.bound_by = bound_by
-        self._lines = LineFile(path)
-        self._lines.flush()
-        self._seq = 0  # of the next tick
-        self._missed_from: Optional[int] = None
-        self._why = ""
-        self._full = False
-        self._begun = False
-        self._begin(hello)
-
-    def tick(self, t_mono_ns: int, t_wall_ns: int, skipped: int, host: Dict[str, Any]) -> None:
-        """Keep one sample; `skipped` ticks before it came too late to be taken."""
-        if skipped and self._begun:
-            self._miss(skipped, "late")
-        self._begun = True
-        if self._full:
-            return
-        if self._no_room():
-            self._miss(1, "no space left on the disk")
-            return
-        self._tell_missed()
-        line = {"type": "tick", "seq": self._seq, "t_mono_ns": t_mono_ns, "t_wall_ns": t_wall_ns}
-        self._seq += 1
-        self._lines.append({**line, "devices": [], "host": host})
-        if self._lines.size >= self.bound_by:
-            self._full = True
-            why = "the file reached its bound of %d bytes" % self.bound_by
-            self._lines.append({"type": "gap", "from_seq": self._seq, "to_seq": None, "reason": why})
-
-    def close(self) -> None:
-        """Say what is missing at the end, and close."""
-        if not self._full:
-            self._tell_missed()
-        self._lines.close()
-
-    def _begin(self, hello: Dict[str, Any]) -> None:
-        """Continue the numbers of the agent before, and say hello."""
-        last = self._lines.last()
-        if last is not None and last.get("type") == "gap" and last.get("to_seq") is None:
-            self._full = True
-            return
-        if last is not None:
-            past = [line for line in self._lines.recent() if isinstance(_last_seq(line), int)]
-            if past:
-                self._seq = _last_seq(past[-1]) + 1
-            ticks = [line for line in past if line["type"] == "tick" and isinstance(line.get("t_wall_ns"), int)]
-            if ticks:
-                due = ticks[-1]["seq"] + self._ticks_since(ticks[-1])
-                self._miss(due - self._seq, "the agent was away")
-        self._lines.append({**hello, "t_wall_ns": time.time_ns()})
-        self._tell_missed()
-
-    def _ticks_since(self, tick: Dict[str, Any]) -> int:
-        """Ticks that fell due since `tick`; by the wall clock, which a new boot of the machine does not reset."""
-        return int((time.time_ns() - tick["t_wall_ns"]) / 1e9 * self.hz)
-
-    def _miss(self, count: int, why: str) -> None:
-        if count > 0:
-            if self._missed_from is None:
-                self._missed_from, self._why = self._seq, why
-            self._seq += count
-
-    def _tell_missed(self) -> None:
-        if self._missed_from is not None:
-            gap = {"type": "gap", "from_seq": self._missed_from, "to_seq": self._seq - 1, "reason": self._why}
-            self._missed_from = None
-            self._lines.append(gap)
-
-    def _no_room(self) -> bool:
-        """Whether a line still waits, or what is left belongs to the states."""
-        try:
-            return not self._lines.flush() or free_by(self.path) <= MARGIN_BY
-        except OSError:
-            return True
+HOST_S = 0.5  # beside GPUs the machine's own values are taken this often
+HELLO_S = 3.0  # how long a file waits for the first hello of the GPUs' source
+_WAITING = 50  # err lines until then
+Gpus = Optional[Tuple[int, ...]]
+Opener = Callable[[str, Dict[str, Any], float], Ticks]
+_NULLS = b"".join(b',"%s":null' % field.encode() for field in HOT)
 
 
-def _last_seq(line: Dict[str, Any]) -> Any:
-    """The number of a tick, or of the last tick that a gap stands for; None for another line."""
-    return line.get({"tick": "seq", "gap": "to_seq"}.get(str(line.get("type")), ""))
+class Out:
+    """What one run gets: the lines of its `gpus` (None for all). `since` is when it got its first tick, monotonic."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self.gpus = gpus
+        self.file: Optional[Ticks] = None
+        self.since: Optional[float] = None
+        self.waiting: Deque[Dict[str, Any]] = deque(maxlen=_WAITING)
+
+    def wants(self, index: Any) -> bool:
+        """Whether a device, or what concerns all, is for this run."""
+        return self.gpus is None or index is None or index in self.gpus
+
+    def line(self, obj: Dict[str, Any]) -> None:
+        """An err line, kept until the hello is there."""
+        if self.file is None:
+            self.waiting.append(obj)
+        else:
+            self.file.line(obj)
 
 
 class Sampler:
-    """Samples `source` at `hz` into the files that are active, while any is."""
+    """Samples while a run is active. `opener(run_dir, hello, hz)` opens what a run's lines go to.
 
-    def __init__(self, source: CpuSource, hz: float, agent_id: str, bound_by: int = BOUND_BY) -> None:
-        self.source = source
+    `watch` None is a machine without GPUs. `say` takes a sentence for the agent's log.
+    """
+
+    def __init__(
+        self,
+        host: CpuSource,
+        hz: float,
+        agent_id: str,
+        opener: Opener,
+        *,
+        watch: Optional[Watch] = None,
+        node_power: Optional[NodePower] = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.host = host
         self.hz = hz
-        self.bound_by = bound_by
-        self.hello: Dict[str, Any] = {
-            "type": "hello",
-            "schema": TELEMETRY_SCHEMA,
-            "agent_id": agent_id,
-            "boot_id": boot_id(),
-            "backend": source.backend,
-            "vendor": source.vendor,
-            "devices": [],
-            "hz": hz,
-            "host": source.describe(),
-            "unavailable": dict(source.unavailable),
-        }
-        self._files: Dict[str, TickFile] = {}
-        self._changed = threading.Condition()
+        self.agent_id = agent_id
+        self.watch = watch
+        self._opener = opener
+        self._node_power = node_power
+        self._say = say
+        self._outs: Dict[str, Out] = {}
+        self._lock = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
         self._ended = False
         self._thread: Optional[threading.Thread] = None
+        self._sampling = False
+        self._grid = Grid(hz, time.monotonic_ns())
+        self._at = -1  # the grid's number of the last tick
+        self._host_at = 0.0
 
     def start(self) -> None:
         """Begin sampling in a thread: a slow driver holds up no timeout."""
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
         self._thread.start()
 
-    def activate(self, paths: List[str]) -> None:
-        """Sample into these files, and close the others."""
-        with self._changed:
-            if set(paths) == set(self._files):
-                return
-            for path in set(self._files) - set(paths):
-                self._files.pop(path).close()
-            for path in set(paths) - set(self._files):
-                self._files[path] = TickFile(path, self.hello, self.hz, self.bound_by)
-            self._changed.notify()
+    def activate(self, wanted: Mapping[str, Gpus]) -> None:
+        """Sample for these runs, by folder, and close the files of the others."""
+        if wanted.keys() == self._outs.keys():  # only this changes them
+            return
+        with self._lock:
+            for path in set(self._outs) - set(wanted):
+                file = self._outs.pop(path).file
+                if file is not None:
+                    file.close()
+            for path in set(wanted) - set(self._outs):
+                self._outs[path] = Out(wanted[path])
+                if self.watch is None:
+                    self._open(path, self._outs[path])
+        self._wake()
+
+    def since(self, path: str) -> Optional[float]:
+        """When a run got its first tick of this agent (monotonic seconds); None where it has none yet."""
+        out = self._outs.get(path)
+        return out.since if out is not None else None
 
     def stop(self) -> None:
         """End the thread and close the files."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
+        self._ended = True
+        self._wake()
         if self._thread is not None:
             self._thread.join(5)
-        self.activate([])
+        self.activate({})
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"x")
+
+    # --- the thread
 
     def _work(self) -> None:
-        deadline = 0.0
-        while True:
-            with self._changed:
-                if not self._files and not self._ended:
-                    self._changed.wait()
-                    self.source.begin()
-                    deadline = time.monotonic()
-                    continue
-                now = time.monotonic()
-                if now < deadline and not self._ended:
-                    self._changed.wait(deadline - now)
-                    continue
-                if self._ended:
-                    return
-            skipped = int((now - deadline) * self.hz)
-            deadline += (skipped + 1) / self.hz
-            mono, wall, host = time.monotonic_ns(), time.time_ns(), self.source.sample()
-            with self._changed:
-                for tick_file in self._files.values():
-                    tick_file.tick(mono, wall, skipped, host)
+        while not self._ended:
+            try:
+                self._turn()
+            except Exception:  # noqa: BLE001 (the runs go on, and so do we)
+                self._say("the sampler failed, and goes on:\n%s" % traceback.format_exc())
+                time.sleep(1.0)
+        self._rest()
 
+    def _turn(self) -> None:
+        """Begin or end where runs came or went, wait for what is next, and do it."""
+        if bool(self._outs) != self._sampling:
+            self._rest() if self._sampling else self._begin()
+        ready = self._wait()
+        with contextlib.suppress(BlockingIOError):
+            if self._wake_read in ready:
+                os.read(self._wake_read, 512)
+        if not self._sampling or self._ended:
+            return
+        if self.watch is not None:
+            for frame in self.watch.step(ready):
+                self._take(frame)
+        if time.monotonic() >= self._due():
+            self._own_tick()
 
-def sample(path: str, hz: float, seconds: Optional[float], source: CpuSource, stop: threading.Event) -> None:
-    """Sample into one file until `stop` is set or `seconds` are over."""
-    sampler = Sampler(source, hz, os.urandom(6).hex())
-    sampler.activate([path])
-    sampler.start()
-    stop.wait(seconds)
-    sampler.stop()
+    def _begin(self) -> None:
+        self._sampling = True
+        self.host.begin()
+        self._grid, self._at, self._host_at = Grid(self.hz, time.monotonic_ns()), -1, 0.0
+        if self._node_power is not None:
+            self._node_power.start()
+        if self.watch is not None:
+            self.watch.start(self._grid.t0_ns)
+
+    def _rest(self) -> None:
+        if self._sampling:
+            self._sampling = False
+            if self._node_power is not None:
+                self._node_power.stop()
+            if self.watch is not None:
+                self.watch.stop()
+
+    def _wait(self) -> Tuple[int, ...]:
+        """The files that can be read, once there are any or something is due."""
+        if not self._sampling:
+            return tuple(select.select([self._wake_read], [], [])[0])
+        until, fds = self._due(), [self._wake_read]
+        if self.watch is not None:
+            until, fds = min(until, self.watch.due()), fds + self.watch.fds()
+        return tuple(select.select(fds, [], [], max(0.0, until - time.monotonic()))[0])
+
+    def _due(self) -> float:
+        """When a tick of our own is due: the next grid point, where no reading is to be expected for it."""
+        if self.watch is None:
+            return self._grid.at_s(self._at + 1)
+        if self.watch.live:
+            return float("inf")  # the watch says when that is over
+        if self.watch.about is None and not any(out.file for out in tuple(self._outs.values())):
+            return max(self._grid.at_s(self._at + 1), self._grid.t0_ns / 1e9 + HELLO_S)
+        return self._grid.at_s(self._at + 1)
+
+    # --- what came
+
+    def _take(self, frame: frames.Frame) -> None:
+        if isinstance(frame, frames.Hello):
+            self._greet()
+        elif isinstance(frame, frames.Err):
+            with self._lock:
+                for out in self._outs.values():
+                    if out.wants(frame.line.get("index")):
+                        out.line(frame.line)
+        elif isinstance(frame, frames.Tick):
+            at = self._grid.of(frame.t_mono_ns)
+            late, self._at = at - self._at - 1 if self._at >= 0 else frame.late, max(at, self._at)
+            if late >= 0:  # else one of our own stands there
+                self._tell(frame.t_mono_ns, frame.t_wall_ns, late, frame.devices)
+
+    def _greet(self) -> None:
+        """The source or the devices have changed."""
+        assert self.watch is not None
+        if self.watch.hz != self.hz:
+            self.hz = self.watch.hz
+            self._grid = Grid(self.hz, self._grid.t0_ns)
+            self._at = self._grid.now() if self._at >= 0 else -1
+        with self._lock:
+            for out in self._outs.values():
+                if out.file is not None:
+                    out.file.hz = self.hz
+                    out.file.hello(self._hello(out))
+
+    def _own_tick(self) -> None:
+        """A tick without a reading: of a machine without GPUs, or while their driver says nothing."""
+        mono, wall = time.monotonic_ns(), time.time_ns()
+        at = self._grid.of(mono)
+        late, self._at = max(0, at - self._at - 1), at
+        devices: Dict[int, bytes] = {}
+        if self.watch is not None and self.watch.about is not None:
+            stale = self.watch.stale_s(mono / 1e9)
+            for device in self.watch.about.about["devices"]:
+                index = device["index"]
+                devices[index] = b'{"index":%d,"stale_s":%.1f%s}' % (index, stale, _NULLS)
+        self._tell(mono, wall, late, devices)
+
+    def _tell(self, mono: int, wall: int, late: int, devices: Dict[int, bytes]) -> None:
+        """One tick to every run, of its devices."""
+        host = self._host(mono / 1e9)
+        with self._lock:
+            for path, out in self._outs.items():
+                file = out.file or self._open(path, out)
+                if out.since is None:
+                    out.since = mono / 1e9
+                mine = devices if out.gpus is None else {i: row for i, row in devices.items() if i in out.gpus}
+                file.tick(mono, wall, late, mine, host)
+
+    def _host(self, now: float) -> Optional[Dict[str, Any]]:
+        if self.watch is not None and now - self._host_at < HOST_S - 0.5 / self.hz:
+            return None
+        self._host_at = now
+        host = self.host.sample()
+        if self._node_power is not None:
+            host.update(self._node_power.fresh())
+            for line in self._node_power.errs():
+                with self._lock:
+                    for out in self._outs.values():
+                        out.line(line)
+        return host
+
+    def _open(self, path: str, out: Out) -> Ticks:
+        out.file = self._opener(path, self._hello(out), self.hz)
+        while out.waiting:
+            out.file.line(out.waiting.popleft())
+        return out.file
+
+    def _hello(self, out: Out) -> Dict[str, Any]:
+        """What the hello line of a run says, but for its time."""
+        about: Dict[str, Any] = {
+            "backend": self.host.backend,
+            "vendor": self.host.vendor,
+            "sources": [],
+            "devices": [],
+        }
+        if self.watch is not None:
+            about.update(backend="none", vendor=self.watch.wanted.vendor)
+            if self.watch.about is not None:
+                about.update({key: self.watch.about.about[key] for key in about})
+                about["devices"] = [device for device in about["devices"] if out.wants(device["index"])]
+        return {
+            "type": "hello",
+            "schema": TELEMETRY_SCHEMA,
+            "agent_id": self.agent_id,
+            "boot_id": boot_id(),
+            **about,
+            "hz": self.hz,
+            "host": self.host.describe(),
+            "unavailable": dict(self.host.unavailable),
+        }

@@ -9,15 +9,17 @@ import select
 import shutil
 import signal
 import time
+from functools import partial
 from typing import Any, Callable
 
 from . import VERSION, states
 from .base import AgentError, boot_id, is_no_space, try_lock, write_atomic
+from .baseline import Baseline
 from .files import Ballast, Log
-from .hostread import CpuSource
 from .nodes import Nodes
 from .queuefile import Queue
 from .runwork import DONE, WAITING, RunWork
+from .sampling import of_queue
 from .slots import Slot, take
 from .telemetry import Sampler
 
@@ -72,8 +74,10 @@ class Worker:
         ready(about)
         self.log.say("agent %s works %s" % (self.agent_id, self.queue.path))
         self._until_there_is_room(self._open_runs)
-        self.sampler = Sampler(CpuSource(), self.queue.hz, self.agent_id)
+        self.sampler = of_queue(self.queue, self.agent_id, self.log.say)
         self.sampler.start()
+        for run in self.runs:
+            run.baseline = Baseline(self.queue.telemetry.idle_s, partial(self.sampler.since, run.dir))
         if self.nodes is not None:
             self.nodes.start(self.runs)
         while not self._step():
@@ -159,7 +163,7 @@ class Worker:
                 run.slot = None
         self._give_turns()
         if self.sampler is not None:
-            self.sampler.activate([os.path.join(run.dir, "telemetry.jsonl") for run in self.runs if run.active])
+            self.sampler.activate({run.dir: run.spec.gpus for run in self.runs if run.active})
         flushed = self._flush()
         ended = flushed and all(run.phase == DONE for run in self.runs)
         if ended and self.nodes is not None:

@@ -10,14 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
+from cockpit.telemetry.pack import build_agent
 from runners.agent import record
+from runners.agent.segments import segment_path, segments_of
 
 T = TypeVar("T")
 REPO = Path(__file__).parents[2]
@@ -49,10 +50,7 @@ def until(what: Callable[[], T], why: str, deadline_s: float = DEADLINE_S) -> T:
 
 def pack(path: Path) -> Path:
     """The agent as one file, the way the cockpit packs it."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
-        z.writestr("__main__.py", "from agent.main import main\nraise SystemExit(main())\n")
-        for source in sorted((REPO / "runners" / "agent").glob("*.py")):
-            z.write(source, f"agent/{source.name}")
+    path.write_bytes(build_agent().data)
     return path
 
 
@@ -157,7 +155,11 @@ class Desk:
         return record.read(str(self.run_dir(run) / f"shim.{index}.json"))
 
     def ticks(self, run: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.run_dir(run) / "telemetry.jsonl").read_bytes().splitlines()]
+        """The lines of all segments of a run's telemetry, in order, but for those that name segments."""
+        folder = str(self.run_dir(run))
+        texts = [Path(segment_path(folder, first)).read_bytes() for first in segments_of(folder)]
+        lines = [json.loads(line) for text in texts for line in text.splitlines()]
+        return [line for line in lines if line["type"] not in ("segment", ["tick"])]
 
     def log(self) -> str:
         try:

@@ -52,7 +52,8 @@ def _links(path: str, target: Any = "${FILES_DIR}/x") -> dict[str, Any]:
 def test_defaults(tmp_path: Path) -> None:
     queue = _load(tmp_path)
     stage = queue.runs[0].stages[0]
-    assert (queue.slots, queue.cooldown_s, queue.hz, queue.code) == (1, 0.0, 2.0, None)
+    assert (queue.slots, queue.cooldown_s, queue.code) == (1, 0.0, None)
+    assert queue.telemetry == queuefile.Telemetry(2.0, "cpu", 0.0, 256 << 20, None)
     assert (stage.timeout_s, stage.stall_after_s, stage.stop_grace_s, stage.cwd) == (None, None, 10.0, None)
     assert (queue.files, queue.peers, stage.container) == ((), None, None)
     assert (queue.runs[0].gpus, queue.runs[0].links, queue.runs[0].contained) == (None, {}, False)

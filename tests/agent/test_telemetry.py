@@ -7,16 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from runners.agent import telemetry
 from runners.agent.hostread import CpuSource, Rapl
-from runners.agent.telemetry import Sampler, TickFile
+from runners.agent.telemetry import Sampler
+from runners.agent.ticks import PlainTicks
 from tests.agent.support import REPO, Desk, until
 
 
@@ -106,17 +105,8 @@ def test_what_is_missing_is_none_and_says_why(tmp_path: Path) -> None:
     assert "no RAPL package energy" in source.unavailable["energy_j"]
 
 
-# --- the file
-
-HELLO: dict[str, Any] = {"type": "hello", "agent_id": "a"}
-
-
-def _tick(file: TickFile, skipped: int = 0) -> None:
-    file.tick(time.monotonic_ns(), time.time_ns(), skipped, {"cpu_util": None})
-
-
 def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
 def _covered(lines: list[dict[str, Any]]) -> list[int]:
@@ -128,62 +118,6 @@ def _covered(lines: list[dict[str, Any]]) -> list[int]:
         elif line["type"] == "gap":
             found.extend(range(line["from_seq"], line["to_seq"] + 1))
     return found
-
-
-def test_late_ticks_are_left_out_and_counted(tmp_path: Path) -> None:
-    file = TickFile(str(tmp_path / "t.jsonl"), HELLO, 10.0)
-    _tick(file)
-    _tick(file, skipped=3)
-    file.close()
-    lines = _read(tmp_path / "t.jsonl")
-    assert [line["type"] for line in lines] == ["hello", "tick", "gap", "tick"]
-    assert lines[2] == {"type": "gap", "from_seq": 1, "to_seq": 3, "reason": "late"}
-    assert _covered(lines) == [0, 1, 2, 3, 4]
-
-
-def test_a_new_agent_says_hello_and_what_is_missing(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    file = TickFile(str(path), HELLO, 10.0)
-    file.tick(0, time.time_ns() - 2_050_000_000, 0, {})
-    file.close()
-    path.write_bytes(path.read_bytes() + b'{"type":"tick","se')
-    again = TickFile(str(path), {**HELLO, "agent_id": "b"}, 10.0)
-    _tick(again)
-    again.close()
-    lines = _read(path)
-    assert [line["type"] for line in lines] == ["hello", "tick", "hello", "gap", "tick"]
-    assert lines[3] == {"type": "gap", "from_seq": 1, "to_seq": 19, "reason": "the agent was away"}
-    assert lines[4]["seq"] == 20
-
-
-def test_a_full_disk_leaves_whole_lines_and_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = TickFile(str(tmp_path / "t.jsonl"), HELLO, 10.0)
-    free = 1 << 30
-    monkeypatch.setattr(telemetry, "free_by", lambda path: free)
-    _tick(file)
-    free = 0
-    _tick(file)
-    _tick(file)
-    free = 1 << 30
-    _tick(file)
-    file.close()
-    lines = _read(tmp_path / "t.jsonl")
-    assert [line["type"] for line in lines] == ["hello", "tick", "gap", "tick"]
-    assert lines[2]["reason"] == "no space left on the disk"
-    assert _covered(lines) == [0, 1, 2, 3]
-
-
-def test_a_file_at_its_bound_says_so_once_also_for_the_next_agent(tmp_path: Path) -> None:
-    for _ in range(2):
-        file = TickFile(str(tmp_path / "t.jsonl"), HELLO, 10.0, bound_by=300)
-        for _ in range(20):
-            _tick(file)
-        file.close()
-    lines = _read(tmp_path / "t.jsonl")
-    assert lines[-1]["to_seq"] is None
-    assert "bound of 300 bytes" in lines[-1]["reason"]
-    assert [line["type"] for line in lines].count("gap") == 1
-    assert (tmp_path / "t.jsonl").stat().st_size < 600
 
 
 # --- the sampler
@@ -207,8 +141,8 @@ class SlowSource(CpuSource):
 def test_ticks_stand_at_absolute_times_however_long_a_sample_takes(tree: Tree, tmp_path: Path) -> None:
     """30 ticks of 15 ms each at 50 Hz: were the wait counted from the end of a sample, 0.45 s would be lost."""
     out = tmp_path / "t.jsonl"
-    sampler = Sampler(SlowSource(tree, 0.015), 50.0, "a")
-    sampler.activate([str(out)])
+    sampler = Sampler(SlowSource(tree, 0.015), 50.0, "a", PlainTicks)
+    sampler.activate({str(out): None})
     sampler.start()
     until(lambda: _covered(_read(out)[1:])[-1:] >= [30], "30 ticks")
     sampler.stop()
@@ -219,11 +153,11 @@ def test_ticks_stand_at_absolute_times_however_long_a_sample_takes(tree: Tree, t
 
 def test_a_driver_that_hangs_holds_nobody_up(tree: Tree, tmp_path: Path) -> None:
     source = SlowSource(tree, 30.0)
-    sampler = Sampler(source, 10.0, "a")
-    sampler.activate([str(tmp_path / "a.jsonl")])
+    sampler = Sampler(source, 10.0, "a", PlainTicks)
+    sampler.activate({str(tmp_path / "a.jsonl"): None})
     sampler.start()
     assert source.entered.wait(10)
-    sampler.activate([str(tmp_path / "b.jsonl")])
+    sampler.activate({str(tmp_path / "b.jsonl"): None})
     assert [line["type"] for line in _read(tmp_path / "b.jsonl")] == ["hello"]
     source.gate.set()
     until(lambda: len(_read(tmp_path / "b.jsonl")) >= 3, "ticks for the second")
@@ -236,7 +170,7 @@ def test_a_driver_that_hangs_holds_nobody_up(tree: Tree, tmp_path: Path) -> None
 
 def test_sample_writes_at_its_rate_until_it_is_stopped(desk: Desk, tmp_path: Path) -> None:
     out = tmp_path / "ticks.jsonl"
-    command = [sys.executable, "-m", "runners.agent", "sample", "--out", str(out), "--hz", "50"]
+    command = [sys.executable, "-m", "runners.agent", "sample", "--out", str(out), "--hz", "50", "--vendor", "cpu"]
     sampler = subprocess.Popen(command, cwd=REPO)
     try:
         until(lambda: out.exists() and out.read_bytes().count(b'"tick"') >= 10, "ten ticks")
