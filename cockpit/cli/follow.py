@@ -109,7 +109,5 @@ def print_result(store: Store, outcome: Outcome, runs: list[str]) -> None:
         return
     if outcome.state == "DETACHED":
         return
-    for run in runs:
-        summary = store.run_dir(run).summary()
-        if summary is not None:
-            sys.stdout.write(summary_text(summary) + "\n")
+    told = [summary_text(s) for run in runs if (s := store.run_dir(run).summary()) is not None]
+    sys.stdout.write("\n".join(told))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.events import Diagnostic, Event, Iteration, State, StateChange
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _ANSWERS = ("calibrate",)  # diagnostics that are what a stage was run for
+_USUAL = ("waits for its turn", "its turn has come", "waits for a cool-down")  # what every run of a queue says
 _PLAIN_SHARE = 10  # without a terminal a run says something this many times on its way
 
 
@@ -35,12 +36,19 @@ def duration(seconds: float | None) -> str:
 
 def numbers(state: RunState) -> str:
     """Loss and speed of a run's last iteration; a missing one is left out, not 0."""
-    if state.last is None:  # one that waits says for what
-        return printable((state.reason if state.state is State.PENDING else None) or state.stage or "")
+    if state.last is None:
+        return "waits" if state.state is State.PENDING else printable(state.stage or "")
     parts = [f"loss {state.last.loss:.3f}" if state.last.loss is not None else ""]
     speed = state.tokens_per_s
     parts.append(f"{speed:,.0f} tok/s" if speed is not None else "")
     return "  ".join(p for p in parts if p)
+
+
+def remaining(state: RunState, states: Iterable[RunState]) -> str:
+    """The group's `ETA 1:05`; nothing where it is unknown or not a second, and at the end of a run."""
+    left = eta_s(states)
+    done = state.last is not None and state.total is not None and state.last.step >= state.total
+    return f"ETA {duration(left)}" if left is not None and left >= 1 and not done else ""
 
 
 def title(state: RunState) -> str:
@@ -62,7 +70,12 @@ def ending(state: RunState) -> str:
 
 
 def last_lines(event: StateChange) -> list[str]:
-    """The last lines that a run printed before it failed, for people: wire lines say nothing to them."""
+    """The last lines that a run printed before it failed, for people: wire lines say nothing to them.
+
+    None of a run that was stopped: its lines tell nothing of why.
+    """
+    if event.state is State.CANCELLED:
+        return []
     tail = (event.data or {}).get("tail") or []
     return [f"  | {printable(line)}" for line in tail if "@ekvi " not in line]
 
@@ -132,15 +145,15 @@ class Bars:
         if isinstance(event, StateChange):
             ended = sum(s.state.final for s in self._states.values())
             progress.update(self._eta, completed=ended)
+            if event.state is State.PENDING and event.reason and not event.reason.startswith(_USUAL):
+                self._above(f"{title(state)}: {event.reason}", None)
             if event.state.failed:
                 words = "\n".join([f"{title(state)}: {ending(state)}", *last_lines(event)])
-                progress.console.print(printable(words), style="red", markup=False, highlight=False)
+                self._above(words, "yellow" if event.state is State.CANCELLED else "red")
         if isinstance(event, Diagnostic) and (event.level == "error" or event.code in _ANSWERS):
-            words = printable(f"{title(state)}: {event.message}")
-            style = "red" if event.level == "error" else None
-            progress.console.print(words, style=style, markup=False, highlight=False)
+            self._above(f"{title(state)}: {event.message}", "red" if event.level == "error" else None)
         if isinstance(event, Iteration):
-            progress.update(self._eta, numbers=f"ETA {duration(eta_s(self._states.values()))}")
+            progress.update(self._eta, numbers=remaining(state, self._states.values()))
 
     def log(self, run: str, offset: int, data: bytes) -> None:
         """Raw output is not shown here: it is in the run's stdout.log."""
@@ -152,9 +165,14 @@ class Bars:
         """Print a sentence above the bars."""
         style = {"error": "red", "warning": "yellow"}.get(level)
         if self._progress is not None:
-            self._progress.console.print(printable(text), style=style, markup=False, highlight=False)
+            self._above(text, style)
         else:
             sys.stderr.write(printable(text) + "\n")
+
+    def _above(self, text: str, style: str | None) -> None:
+        """Print above the bars; the terminal breaks the lines, so that a command in them can be copied."""
+        assert self._progress is not None
+        self._progress.console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def end(self, outcome: Outcome) -> None:
         """Leave the bars as they are and give the terminal back."""
@@ -194,8 +212,8 @@ class Plain:
             level = "" if event.level == "info" else f"{event.level}: "
             self._say(f"{title(state)}: {level}{event.message}")
         elif isinstance(event, Iteration) and self._due(run, event):
-            eta = duration(eta_s(self._states.values()))
-            self._say(f"{title(state)}: {event.step}/{event.total or '?'}  {numbers(state)}  ETA {eta}")
+            parts = [f"{event.step}/{event.total or '?'}", numbers(state), remaining(state, self._states.values())]
+            self._say(f"{title(state)}: {'  '.join(part for part in parts if part)}")
 
     def _due(self, run: str, event: Iteration) -> bool:
         tenth = event.step * _PLAIN_SHARE // event.total if event.total else event.step // 100

@@ -205,7 +205,7 @@ class _Launch:
 
     def _write(self, ready: Sequence[_Queue], replaced: Mapping[str, str] | None) -> None:
         """The group's file and its runs, those that were refused already ended."""
-        totals = {r.run: planned_total(r.config) for r in self._group.runs}
+        totals = {r.run: planned_total(r) for r in self._group.runs}
         facts = {q.plan.key: q.facts for q in ready}
         handles = {q.plan.key: q.handle for q in ready}
         records = [{**handles.get(q.key, {"key": q.key}), **self._refusals(q)} for q in self._group.queues]
@@ -351,8 +351,8 @@ def _note(store: Store, runs: Sequence[RunPlan], state: State, reason: str) -> N
             run_dir.update_meta(state=state.value, reason=reason)
 
 
-def planned_total(config: Mapping[str, Any]) -> int | None:
-    """How many iterations a run's configuration asks for, or None where only the program knows."""
-    if config["runner"]["name"] == "megatron":
-        return int(config["training"]["train_iters"])
+def planned_total(run: RunPlan) -> int | None:
+    """How many iterations a run is to make, or None where only the program knows, or where it does not train."""
+    if run.config["runner"]["name"] == "megatron" and any(stage.stage == "train" for stage in run.stages):
+        return int(run.config["training"]["train_iters"])
     return None

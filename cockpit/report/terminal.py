@@ -43,11 +43,30 @@ def summary_text(summary: Mapping[str, Any], *, width: int | None = None, color:
     )
     head = Text.assemble((str(summary["id"]), "bold"), f"  {summary['state']}")
     where = f"{summary['server']} ({summary['vendor']}, {device})"
-    counted = f"{it['total']} iterations, {it['warmup_dropped']} dropped as warm-up, {it['steady']} steady"
     known = {n: m for n, m in metrics.items() if m["value"] is not None}
-    parts: list[RenderableType] = [head, where, counted, Text(it["note"], "dim") if it.get("note") else ""]
+    parts: list[RenderableType] = [head, where, *_measured(summary)]
+    if not it["total"]:
+        parts.append("no iteration in its log, so no speed and no loss")
+        parts += ["", _metric_table(known)] if known else []
+        return _render(parts, width, color)
+    counted = f"{it['total']} iterations, {it['warmup_dropped']} dropped as warm-up, {it['steady']} steady"
+    parts += [counted, *([Text(it["note"], "dim")] if it.get("note") else [])]
     parts += ["", _metric_table(known) if known else "No figure is known."]
-    return _render([*parts, *_unknown(metrics)], width, color)
+    if summary["state"] == "SUCCEEDED":
+        return _render([*parts, *_unknown(metrics)], width, color)
+    missing = len(metrics) - len(known)
+    parts += ["", Text(f"{missing} more are not known; the JSON says why", "dim")] if missing else []
+    return _render(parts, width, color)
+
+
+def _measured(summary: Mapping[str, Any]) -> list[RenderableType]:
+    """What a calibration found, where the run had one."""
+    found = (summary.get("provenance") or {}).get("calibrate") or {}
+    rate = found.get("matmul_tflops")
+    if not isinstance(rate, (int, float)):
+        return []
+    how = " ".join(f"{word} {found[key]}" for word, key in (("in", "precision"), ("on", "device")) if found.get(key))
+    return [f"calibrated: {numbers.plain(rate)} TFLOP/s of dense matmul {how}".rstrip()]
 
 
 def _render(parts: Sequence[RenderableType], width: int | None, color: bool | None) -> str:

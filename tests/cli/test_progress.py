@@ -45,8 +45,8 @@ def test_plain_lines_say_states_numbers_errors_and_last_words(capsys: pytest.Cap
     assert said.err.splitlines() == [
         "group g: 1 run",
         "left #1: RUNNING train",
-        "left #1: 1/2  loss 2.500  2,000 tok/s  ETA 0:00",
-        "left #1: 2/2    ETA 0:00",
+        "left #1: 1/2  loss 2.500  2,000 tok/s",
+        "left #1: 2/2",
         "left #1: error: out of memory",
         "left #1: FAILED signal 9",
         "  | last words",
@@ -111,3 +111,32 @@ def test_an_exit_without_a_signal_says_its_code() -> None:
 def test_a_column_without_a_value_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     print_table([{"a": 1, "b": None}, {"a": 22, "b": None}], "none")
     assert capsys.readouterr().out == "A\n1\n22\n"
+
+
+@pytest.mark.parametrize("face", [Plain, Bars])
+def test_the_last_step_of_a_run_has_no_time_left(face: type[Observer], capsys: pytest.CaptureFixture[str]) -> None:
+    steps: list[Event] = [Iteration(step=n, total=3, step_s=100.0, t=100.0 * n) for n in (1, 2)]
+    _play(face(), [EVENTS[0], *steps])
+    before = capsys.readouterr().err
+    assert "ETA 1:40" in before or face is Bars  # a terminal shows the last state alone
+    _play(face(), [EVENTS[0], *steps, Iteration(step=3, total=3, step_s=100.0, t=300.0)])
+    assert "ETA" not in capsys.readouterr().err.splitlines()[-2]
+
+
+@pytest.mark.parametrize("face", [Plain, Bars])
+def test_the_last_lines_of_a_run_that_was_stopped_are_not_shown(
+    face: type[Observer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = StateChange(state=State.CANCELLED, reason="stopped by the user", data={"tail": ["some line"]})
+    _play(face(), [EVENTS[0], stopped])
+    said = capsys.readouterr().err
+    assert "CANCELLED (stopped by the user)" in said
+    assert "some line" not in said
+
+
+def test_who_holds_the_slot_is_told_in_whole_above_the_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    held = "waits for slot default, held by run 20261121-062302-duel-34e1.cuda-host.r1"
+    _play(Bars(), [StateChange(state=State.PENDING, reason=r) for r in ("waits for its turn", held)])
+    said = capsys.readouterr().err
+    assert f"left #1: {held}\n" in said
+    assert "its turn" not in said

@@ -14,7 +14,7 @@ from cockpit.metrics.sides import RunFacts, Side
 from cockpit.metrics.summary import UNITS, summarise
 from cockpit.report import as_json, markdown, summary_text, text
 from cockpit.report.numbers import change, number, plain, relative, span, values
-from tests.metrics.made import columns, meta, run, side
+from tests.metrics.made import columns, meta, run, side, told
 from tests.metrics.test_parity import changed
 
 
@@ -130,6 +130,25 @@ def test_a_summary_shows_what_is_known_and_why_the_rest_is_not() -> None:
     assert "tokens_per_s 4,096 token/s" in shown
     assert "no price is configured" in shown
     assert all(name in shown for name in UNITS)
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "SUCCEEDED"])
+def test_a_run_without_iterations_is_said_in_lines_and_not_in_reasons(state: str) -> None:
+    shown = summary_text(summarise(meta(state=state, vendor="nvidia"), columns([])))
+    assert shown.splitlines()[1:] == ["left (nvidia, GPU n/a)", "no iteration in its log, so no speed and no loss"]
+
+
+def test_a_run_that_was_stopped_shows_what_is_known_and_counts_the_rest() -> None:
+    shown = summary_text(summarise(meta(state="CANCELLED"), columns(np.full(9, 0.25))))
+    assert "tokens_per_s" in shown
+    assert "Not known" not in shown
+    assert re.search(r"\n\d+ more are not known; the JSON says why\n$", shown)
+
+
+def test_what_a_calibration_found_stands_in_its_summary() -> None:
+    found = told("calibrate", matmul_tflops=0.1176, precision="fp32", device="cpu")
+    shown = summary_text(summarise(meta(), columns([]), (), [found]))
+    assert "calibrated: 0.1176 TFLOP/s of dense matmul in fp32 on cpu" in shown
 
 
 def test_json_is_one_document_that_reads_back() -> None:
