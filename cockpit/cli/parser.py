@@ -123,6 +123,9 @@ def _looking(sub: Any, common: argparse.ArgumentParser) -> None:
     _output(p)
     p = _add(sub, "show", "runs", "show", "show a run's summary, or a group's runs", common)
     p.add_argument("id", metavar="RUN|GROUP", help="an id, a unique prefix of one, or `last`")
+    p.add_argument(
+        "--iterations", action="store_true", help="each iteration with power, energy, heat, clocks and throttling"
+    )
     _output(p)
     p = _add(sub, "tag", "runs", "tag", "add tags to a run or group, or take them away with --remove", common)
     p.add_argument("id", metavar="RUN|GROUP", help="an id, a unique prefix of one, or `last`")

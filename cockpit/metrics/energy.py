@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cockpit.core.text import printable
 from cockpit.metrics.course import Course, Part, Power, course
 from cockpit.metrics.telemetry import Reading, Telemetry
 
@@ -103,7 +104,8 @@ class Sensor:
     name: str
     power: Power
     counter: Points | None
-    course: Course | None = field(compare=False)
+    course: Course | None
+    why: str | None = None  # hello's word for it, where it reports nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +125,31 @@ def _sensors(telemetry: Telemetry) -> _Sensors:
 
 
 def _sensor(
-    telemetry: Telemetry, name: str, watts: Floats, counter: Points | None, at: Any = slice(None), known: Any = 1.0
+    telemetry: Telemetry,
+    name: str,
+    watts: Floats,
+    counter: Points | None,
+    at: Any = slice(None),
+    known: Any = 1.0,
+    why: str | None = None,
 ) -> Sensor:
     span = telemetry.span[at] * known
     power = Power.of(telemetry.t[at], telemetry.clock[at], watts, span, telemetry.period)
-    return Sensor(name, power, counter, course(power, counter))
+    return Sensor(name, power, counter, course(power, counter), why)
 
 
 def _gpus(telemetry: Telemetry) -> _Sensors:
     indices = reporting(telemetry)
     columns = telemetry.devices
     each = tuple(
-        _sensor(telemetry, f"GPU {i}", columns[i]["power_w"], telemetry.counters.get(i), known=columns[i]["known"])
+        _sensor(
+            telemetry,
+            f"GPU {i}",
+            columns[i]["power_w"],
+            telemetry.counters.get(i),
+            known=columns[i]["known"],
+            why=_why(telemetry.told(i, "unavailable")),
+        )
         for i in indices
     )
     scopes = {"package" if telemetry.told(i, "power_scope") == "package" else "gpu" for i in indices}
@@ -144,8 +159,17 @@ def _gpus(telemetry: Telemetry) -> _Sensors:
 
 def _cpu(telemetry: Telemetry) -> _Sensors:
     host, source = telemetry.host, telemetry.energy_src
-    sensor = _sensor(telemetry, "the CPU", host["power_w"], telemetry.host_counter, telemetry.host_at)
+    why = _why((telemetry.hello or {}).get("unavailable"))
+    sensor = _sensor(telemetry, "the CPU", host["power_w"], telemetry.host_counter, telemetry.host_at, why=why)
     return _Sensors((sensor,), "cpu", f"CPU packages ({source})" if source else "CPU packages")
+
+
+def _why(unavailable: Any) -> str | None:
+    """Why hello says that there is no energy and no power: a sentence, or a code and a sentence."""
+    told = unavailable if isinstance(unavailable, Mapping) else {}
+    found = told.get("power_w") or told.get("energy_j")
+    found = found[-1] if isinstance(found, list) and found else found
+    return printable(found) if isinstance(found, str) else None
 
 
 def _node(telemetry: Telemetry) -> Sensor:
@@ -213,7 +237,7 @@ def _part(sensor: Sensor, window: Window | None, period: float) -> Part | str:
     """One sensor's energy, or why it is not known."""
     found = sensor.course
     if found is None or found.t.size < 2:
-        return f"{sensor.name} reports neither energy nor power"
+        return f"{sensor.name} reports neither energy nor power{f': {sensor.why}' if sensor.why else ''}"
     low, high = window or (float(found.t[0]), float(found.t[-1]))
     if window is not None and not _covered(found.t, window, max(period, sensor.power.period)):
         return f"the energy readings of {sensor.name} do not cover this part of the run"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from cockpit.cli.commands.iterations import show_iterations
 from cockpit.cli.progress import duration
 from cockpit.cli.tables import print_table
 from cockpit.core.errors import Exit, UsageError
@@ -105,9 +106,14 @@ def show(args: argparse.Namespace) -> int:
     kind, ident = store.resolve(args.id)
     if kind == "group":
         runs_of = store.group(ident).runs
+        if len(runs_of) != 1 and args.iterations:
+            one = f"Such as {runs_of[0]}." if runs_of else None
+            raise UsageError(f"--iterations is of one run; {ident} has {len(runs_of)}.", hint=one)
         if len(runs_of) != 1:
             return _show_group(store, ident, args)
         ident = runs_of[0]
+    if args.iterations:
+        return show_iterations(store, ident, args.output)
     summary = run_facts(store, ident).summary
     if args.output == "json":
         sys.stdout.write(json.dumps(summary, indent=2, allow_nan=False) + "\n")
