@@ -183,6 +183,21 @@ def _examining(sub: Any, servers: Any, common: argparse.ArgumentParser) -> None:
     _output(p)
 
 
+def _sensing(sub: Any, common: argparse.ArgumentParser) -> None:
+    p = _add(sub, "telemetry", "telemetry", "telemetry", "watch the GPUs of a profile's servers, without a run", common)
+    p.add_argument("--profile", metavar="P", help="whose servers")
+    p.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for `run`")
+    p.add_argument("--servers", metavar="A,B", help="only these servers, or server files by name")
+    p.add_argument("--hz", type=float, metavar="N", help="samples a second (the profile's telemetry.hz, else 10)")
+    p.add_argument("--seconds", type=float, metavar="S", help="end after so long (else at Ctrl-C)")
+    p.add_argument("--record", metavar="FILE", help="keep every line in a new file")
+    p.add_argument("--replay", metavar="FILE", help="play such a file instead")
+    p.add_argument("--speed", type=float, metavar="X", help="with --replay: times its own pace")
+    p.add_argument("--alarm-temp", type=float, metavar="C", help="tell when a sensor reaches this (degrees Celsius)")
+    p.add_argument("--serve", metavar="[HOST:]PORT", help="OpenMetrics over HTTP, on this machine alone without HOST")
+    _output(p)
+
+
 def _imaging(sub: Any, common: argparse.ArgumentParser) -> None:
     p = _add(sub, "build", "images", "build", "build the images of a profile on its servers", common)
     p.add_argument("--profile", metavar="P", help="whose launcher says what is built, and whose servers build it")
@@ -238,6 +253,7 @@ def build() -> argparse.ArgumentParser:
     _examining(sub, _configuring(sub, common), common)
     _beginning(sub, common)
     _imaging(sub, common)
+    _sensing(sub, common)
     return parser
 
 
