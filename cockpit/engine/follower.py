@@ -2,16 +2,17 @@
 
 What is on disk is the truth. After a crash the mirror goes on at its size; the output is parsed again from its
 start, so that the parser knows what it knew, and the events that the journal already holds are skipped: each
-iteration is there exactly once. Where several nodes train together, all this holds for each of them by itself, so
-the events of one node do not depend on how its bytes arrive among the others'.
+iteration is there exactly once. Lines of telemetry are known by their numbers. Where several nodes train together,
+all this holds for each of them by itself, so the events of one node do not depend on how its bytes arrive among the
+others'.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,13 @@ from cockpit.core.state import RunState, reduce
 from cockpit.engine.observer import Observer
 from cockpit.parse.states import parse_states
 from cockpit.parse.stream import Declared, StreamParser
+from cockpit.parse.ticklines import Line, Sifted, TickLines, line_bytes
 
 if TYPE_CHECKING:
     from cockpit.store.rundir import RunDir
 
 Patient = Callable[[Callable[[], Any]], Awaitable[Any]]
 _BLOCK = 1 << 20
-_TICK_BY = 4 << 20  # of a line of telemetry: one without end must not fill the memory
 
 
 @dataclass(slots=True)
@@ -35,7 +36,9 @@ class _Node:
 
     parser: StreamParser
     known: int = 0  # events that the parser gave again and the journal already has
-    tick_rest: bytes = b""
+    ticks: TickLines = field(default_factory=TickLines)
+    waiting: list[tuple[bytes, Line]] = field(default_factory=list)  # lines of telemetry that are not on disk yet
+    clock: Mapping[str, Any] | None = None  # the last that was written of the node's clock
 
 
 class RunFollower:
@@ -85,7 +88,8 @@ class RunFollower:
                 offset += len(block)
             offset = 0
             while block := await asyncio.to_thread(self.dir.read_telemetry, offset, _BLOCK, i):
-                self._ticks(i, block)
+                for line in node.ticks.known(block):
+                    self._tick(i, line)
                 offset += len(block)
 
     async def output(self, offset: int, data: bytes, node: int = 0) -> None:
@@ -97,14 +101,51 @@ class RunFollower:
         if start < end:
             await self._parsed(node, start, data[start - offset :])
 
-    async def telemetry(self, offset: int, data: bytes, node: int = 0) -> None:
-        """Lines of a node's telemetry from `offset` on; what is mirrored already is dropped."""
-        start = max(offset, self.dir.telemetry_size_of(node))
-        end = offset + len(data)
-        while (have := self.dir.telemetry_size_of(node)) < end:
-            await self._patient(partial(self.dir.append_telemetry, data[have - offset :], have, node))
-        if start < end:
-            self._ticks(node, data[start - offset :])
+    def next_tick(self, node: int = 0) -> int:
+        """The first number of a node's telemetry that is not here."""
+        return self._nodes[node].ticks.last + 1
+
+    def segment(self, first_seq: int, node: int = 0) -> None:
+        """What `telemetry` gets next is the start of the segment that begins with `first_seq`."""
+        self._nodes[node].ticks.begin(first_seq)
+
+    async def telemetry(
+        self, data: bytes, node: int = 0, *, sure: bool = False, most_by: int = sys.maxsize
+    ) -> tuple[Sifted, bool]:
+        """The next bytes of a segment of a node's telemetry; what is here already is dropped.
+
+        `sure` as in TickLines.feed. The answer's second part says that a line would have made the telemetry larger
+        than `most_by` bytes: it and all after it were not taken.
+        """
+        state = self._nodes[node]
+        sifted = state.ticks.feed(data, sure=sure)
+        size, full = self.dir.telemetry_size_of(node), False
+        for raw, line in sifted.lines:
+            size += len(raw)
+            full = full or size > most_by
+            if not full:
+                state.waiting.append((raw, line))
+        await self._keep_ticks(node)
+        return sifted, full
+
+    async def clock(self, line: Mapping[str, Any], node: int = 0) -> None:
+        """Keep what was measured of a node's clock beside its telemetry, once."""
+        state = self._nodes[node]
+        if state.clock is not line:
+            state.clock = line
+            state.waiting.append((line_bytes(line), dict(line)))
+            await self._keep_ticks(node)
+
+    async def _keep_ticks(self, node: int) -> None:
+        """Write what waits. It waits on where this is cancelled, since the sieve gives no line twice."""
+        waiting = self._nodes[node].waiting
+        if not waiting:
+            return
+        taken = list(waiting)
+        await self._patient(partial(self.dir.append_telemetry, b"".join(raw for raw, _ in taken), node))
+        del waiting[: len(taken)]
+        for _, line in taken:
+            self._tick(node, line)
 
     async def _parsed(self, node: int, offset: int, data: bytes) -> None:
         """Output that is mirrored: shown, parsed, journaled."""
@@ -137,6 +178,7 @@ class RunFollower:
         """All output is home: give what the parsers held back, then the end that the agent told."""
         for i, node in enumerate(self._nodes):
             await self._journal_events(self._unknown(i, node.parser.finish()))
+            await self._keep_ticks(i)
         if self.ending is not None:
             await self._journal_events([self.ending])
 
@@ -171,16 +213,8 @@ class RunFollower:
         reduce(self.state, event)
         self._observer.event(self.state.run, event)
 
-    def _ticks(self, node: int, data: bytes) -> None:
-        whole, rest = _whole_lines(self._nodes[node].tick_rest + data)
-        self._nodes[node].tick_rest = rest if len(rest) <= _TICK_BY else b""
-        for line in whole.splitlines():
-            try:
-                tick = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # a torn line of an agent that was killed; its gap is declared by the next one
-            if isinstance(tick, dict):
-                self._observer.tick(self.state.run, {**tick, "node": node} if node else tick)
+    def _tick(self, node: int, line: Line) -> None:
+        self._observer.tick(self.state.run, {**line, "node": node} if node else line)
 
 
 def declared_of(config: Mapping[str, Any]) -> Declared:

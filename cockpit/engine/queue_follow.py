@@ -27,9 +27,9 @@ from cockpit.engine.queue_node import (
     spool_size,
     step,
     take,
-    telemetry_size,
     whole,
 )
+from cockpit.engine.queue_ticks import NodeTicks
 from cockpit.engine.reconnect import AWAY, Link, first_of
 from cockpit.hosts.backoff import Backoff
 from cockpit.hosts.base import FileTruncated, LoginRefused
@@ -62,6 +62,7 @@ class QueueFollow:
         self._runs = [r for r, f in followers.items() if not f.state.state.final]
         self._wishes: list[str | None] = []
         self._nodes = [self._node(i, r, connect) for i, r in enumerate(nodes_of(record))]
+        self._ticks = [NodeTicks(n, followers, room.limits.log_by, self._too_much) for n in self._nodes]
         self._home = WayHome(followers, self._nodes, room)
 
     def _node(self, index: int, record: Mapping[str, Any], connect: Callable[[Access], Host]) -> Node:
@@ -175,26 +176,27 @@ class QueueFollow:
         return there
 
     async def _go(self, node: Node) -> None:
-        self._set_cursors(node)
+        await self._set_cursors(node)
         await self._put_wishes(node)
         await self._look_after(node)
         node.heard = asyncio.get_running_loop().time()
         await first_of(self._read(node), self._guard(node))
 
-    def _set_cursors(self, node: Node) -> None:
-        """Where the mirrors end is where reading goes on; states are read anew and known by their numbers."""
+    def _open(self) -> list[str]:
+        return [run for run in self._runs if not self._settled(run)]
+
+    async def _set_cursors(self, node: Node) -> None:
+        """Where a mirror ends reading goes on; states and telemetry are read anew and known by their numbers."""
         node.cursors.clear()
-        for run in self._runs:
-            if self._settled(run):
-                continue
+        for run in self._open():
             follower, base = self._followers[run], f"{node.path}/runs/{run}"
             if node.index == 0:
                 follower.states_anew()
                 node.cursors[f"{base}/states.jsonl"] = 0
             node.cursors[f"{base}/spool.log"] = spool_size(follower, node.index)
-            node.cursors[f"{base}/telemetry.jsonl"] = telemetry_size(follower, node.index)
         for path in node.gone:
             node.cursors.pop(path, None)
+        await self._ticks[node.index].find(self._open())
 
     async def _found(self, node: Node) -> None:
         """Runs that were LOST take what the server says of them."""
@@ -222,6 +224,8 @@ class QueueFollow:
             node.cursors[cut.path] = 0
             self._followers[cut.path.rsplit("/", 2)[1]].states_anew()
             return
+        if self._ticks[node.index].anew(cut.path):  # thinned
+            return
         node.cursors.pop(cut.path, None)
         node.gone.add(cut.path)
         self._home.keep = True
@@ -233,9 +237,12 @@ class QueueFollow:
         follower = self._followers.get(run)
         if follower is None or self._settled(run):
             return
+        if name != "spool.log":  # the shim writes that one, also without an agent
+            node.heard = asyncio.get_running_loop().time()
+        if name.startswith("telemetry."):
+            await self._ticks[node.index].take(run, f"{node.path}/runs/{run}/{name}", offset, data)
+            return
         async with node.lock:  # a run's end reads a node's files too
-            if name != "spool.log":  # the shim writes that one, also without an agent
-                node.heard = asyncio.get_running_loop().time()
             if name == "states.jsonl":
                 if offset + len(data) > STATES_BY:
                     raise endless(node.host, f"{node.path}/runs/{run}/{name}")
@@ -246,8 +253,7 @@ class QueueFollow:
             if len(data) > most:
                 await self._too_much(node, run, name)
             if most > 0:
-                put = follower.output if name == "spool.log" else follower.telemetry
-                await take(put, offset, data[:most], node.index)
+                await take(follower.output, offset, data[:most], node.index)
 
     async def _too_much(self, node: Node, run: str, name: str) -> None:
         """The bound of what a server may send is reached: nothing more of this file is taken."""
@@ -275,8 +281,9 @@ class QueueFollow:
         for node in self._nodes[1:]:
             await self._drain_side(node, run)
         for node in self._nodes:
-            for name in ("states.jsonl", "spool.log", "telemetry.jsonl"):
+            for name in ("states.jsonl", "spool.log"):
                 node.cursors.pop(f"{node.path}/runs/{run}/{name}", None)
+            self._ticks[node.index].drop(run)
         self._unfinished.append(run)  # also where the link breaks on the way
         await follower.finish()
         await self._home.fetch(run)
@@ -285,13 +292,14 @@ class QueueFollow:
     async def _drain(self, node: Node, run: str, *, states: bool = False) -> None:
         """Read a run's files to where they end now."""
         base = f"{node.path}/runs/{run}"
-        for name in (*(("states.jsonl",) if states else ()), "spool.log", "telemetry.jsonl"):
+        for name in (*(("states.jsonl",) if states else ()), "spool.log"):
             path = f"{base}/{name}"
             while (offset := node.cursors.get(path)) is not None and (
                 data := await step(node.host.read(path, offset, BLOCK))
             ):
                 node.cursors[path] = offset + len(data)
                 await self._take(node, run, name, offset, data)
+        await self._ticks[node.index].drain(run)
 
     async def _drain_side(self, node: Node, run: str) -> None:
         pauses = Backoff()
@@ -324,6 +332,7 @@ class QueueFollow:
                 await asyncio.sleep(_SILENCE_S - silent)
             else:
                 await self._look_after(node)
+                await self._ticks[node.index].seek(self._open())
                 node.heard = asyncio.get_running_loop().time()
 
     async def _look_after(self, node: Node) -> None:
@@ -362,7 +371,7 @@ class QueueFollow:
             return
         await self._found(self._nodes[0])
         for node in self._nodes:
-            self._set_cursors(node)
+            await self._set_cursors(node)
             for run in self._runs:
                 await self._drain(node, run, states=node.index == 0)
         for run in self._runs:

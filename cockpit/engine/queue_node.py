@@ -39,6 +39,7 @@ class Node:
     heard: float = 0.0  # when the agent last wrote anything (loop time, s)
     restarts: int = 0  # of the agent since it last told a state
     out: bool = False  # it will not be asked again
+    clock: Mapping[str, Any] | None = None  # the last that was measured of it: a line of ekvi.gpu/1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -128,11 +129,6 @@ def endless(host: Host, path: str) -> ServerError:
 def spool_size(follower: RunFollower, node: int) -> int:
     """Bytes of a node's output that are home."""
     return follower.dir.stdout_size_of(node) if node else follower.dir.stdout_size
-
-
-def telemetry_size(follower: RunFollower, node: int) -> int:
-    """Bytes of a node's telemetry that are home."""
-    return follower.dir.telemetry_size_of(node) if node else follower.dir.telemetry_size
 
 
 async def take(put: Callable[..., Awaitable[None]], offset: int, data: bytes, node: int) -> None:

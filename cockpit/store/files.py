@@ -14,6 +14,7 @@ from typing import Any
 from cockpit.core.errors import StoreError
 from cockpit.store.errors import explain, explained
 
+_BLOCK = 1 << 16
 _SCHEMA = re.compile(r"(ekvi\.[a-z]+)/(\d+)")
 
 
@@ -177,3 +178,34 @@ class Mirror:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
+
+
+class LineMirror(Mirror):
+    """A file of whole lines, chosen from what a server sends: opening cuts what a crash left of the last one."""
+
+    def append_lines(self, lines: bytes) -> int:
+        """Write whole lines, all of them or none, and return the file's size. Raises DiskFull."""
+        with explained("write", self.path):
+            if self._fd is None:
+                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                os.ftruncate(self._fd, _whole_lines_by(self._fd))
+            size = os.fstat(self._fd).st_size
+            try:
+                _write_all(self._fd, lines)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, size)
+                raise
+        return size + len(lines)
+
+
+def _whole_lines_by(fd: int) -> int:
+    """Where the last whole line of a file ends."""
+    end = os.fstat(fd).st_size
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        at = os.pread(fd, end - start, start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0

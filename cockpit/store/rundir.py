@@ -13,7 +13,7 @@ from cockpit.core.errors import StoreError, UsageError
 from cockpit.core.events import Event
 from cockpit.store import layout
 from cockpit.store.errors import explained
-from cockpit.store.files import Mirror, read_json, write_json
+from cockpit.store.files import LineMirror, Mirror, read_json, write_json
 from cockpit.store.journal import Journal, raw_lines, read_events
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class RunDir:
         self.id = path.name
         self._readonly = readonly
         self._mirrors: dict[str, Mirror] = {}
+        self._lines: dict[int, LineMirror] = {}
 
     # -- run.json
 
@@ -82,6 +83,11 @@ class RunDir:
             self._mirrors[name] = Mirror(self.path / name)
         return self._mirrors[name]
 
+    def _telemetry(self, node: int) -> LineMirror:
+        if node not in self._lines:
+            self._lines[node] = LineMirror(self.path / layout.telemetry_of(node))
+        return self._lines[node]
+
     @property
     def nodes(self) -> int:
         """How many nodes train together: as many as the handle names, else as have a mirror; 1 on a plain server."""
@@ -99,7 +105,7 @@ class RunDir:
 
     @property
     def telemetry_size(self) -> int:
-        """Bytes of the first node's telemetry mirrored so far."""
+        """Bytes of the first node's telemetry so far."""
         return self.telemetry_size_of()
 
     def stdout_size_of(self, node: int = 0) -> int:
@@ -107,18 +113,18 @@ class RunDir:
         return self._mirror(layout.stdout_of(node)).size
 
     def telemetry_size_of(self, node: int = 0) -> int:
-        """Bytes of a node's telemetry mirrored so far."""
-        return self._mirror(layout.telemetry_of(node)).size
+        """Bytes of a node's telemetry so far."""
+        return self._telemetry(node).size
 
     def append_stdout(self, data: bytes, offset: int, node: int = 0) -> int:
         """Mirror output from byte `offset` on; return the mirror's size. Raises DiskFull; see Mirror.append."""
         self._writable()
         return self._mirror(layout.stdout_of(node)).append(data, offset)
 
-    def append_telemetry(self, data: bytes, offset: int, node: int = 0) -> int:
-        """Mirror telemetry from byte `offset` on; return the mirror's size. Raises DiskFull; see Mirror.append."""
+    def append_telemetry(self, lines: bytes, node: int = 0) -> int:
+        """Add whole lines to a node's telemetry, all or none; return its size. Raises DiskFull."""
         self._writable()
-        return self._mirror(layout.telemetry_of(node)).append(data, offset)
+        return self._telemetry(node).append_lines(lines)
 
     def read_stdout(self, offset: int, limit: int, node: int = 0) -> bytes:
         """At most `limit` bytes of a node's output from `offset` on; empty at its end."""
@@ -126,7 +132,7 @@ class RunDir:
 
     def read_telemetry(self, offset: int, limit: int, node: int = 0) -> bytes:
         """At most `limit` bytes of a node's telemetry from `offset` on; empty at its end."""
-        return self._mirror(layout.telemetry_of(node)).read(offset, limit)
+        return self._telemetry(node).read(offset, limit)
 
     def read_stdout_to_line_end(self, start: int, offset: int, node: int = 0) -> bytes:
         """Output from `start` to the end of the line that byte `offset` is in, its newline included."""
@@ -141,12 +147,12 @@ class RunDir:
         return b"".join(parts)
 
     def ticks(self, node: int = 0) -> Iterator[dict[str, Any]]:
-        """A node's telemetry lines (hello, tick, gap) as JSON objects, in order; torn lines are left out."""
+        """A node's telemetry lines (hello, tick, gap, err, clock) as JSON objects, in order; a torn one is left out."""
         for _, line in raw_lines(self.path / layout.telemetry_of(node), _TICK_BY):
             try:
                 tick = json.loads(line)
             except (ValueError, RecursionError):
-                continue  # an agent that was killed tore it; the next one declares the gap
+                continue  # a crash tore it
             if isinstance(tick, dict):
                 yield tick
 
@@ -209,7 +215,7 @@ class RunDir:
 
     def close(self) -> None:
         """Close the mirrors. They open again when they are needed."""
-        for mirror in self._mirrors.values():
+        for mirror in (*self._mirrors.values(), *self._lines.values()):
             mirror.close()
 
     def _writable(self) -> None:

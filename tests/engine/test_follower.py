@@ -64,7 +64,9 @@ def _log(node: int) -> bytes:
 
 
 LOGS = [_log(node) for node in range(NODES)]
-TICKS = [b'{"type":"tick","seq":0}\n{"type":"tick","seq":1}\n' for _ in range(NODES)]
+TICKS = b"".join(
+    b'{"type":"tick","seq":%d,"t_mono_ns":%d,"t_wall_ns":%d,"devices":[]}\n' % (i, i, i) for i in range(2)
+)
 
 
 async def _once(write: Callable[[], Any]) -> Any:
@@ -123,7 +125,7 @@ async def _session(folder: Path, order: list[int], sizes: list[int], blocks: int
         given_ += 1
     if blocks is None:
         for node in range(NODES):
-            await follower.telemetry(0, TICKS[node], node)
+            await follower.telemetry(TICKS, node)
         await follower.finish()
     follower.close()
     return ear, given_

@@ -57,14 +57,14 @@ def test_nothing_written_is_damaged_and_all_goes_on_when_there_is_room(
     block = b"line of a log\n" * 1000
     events = [Iteration(step=i, offset=i) for i in range(200)]
     run.append_stdout(block, 0)
-    run.append_telemetry(b'{"type":"hello"}\n', 0)
+    run.append_telemetry(b'{"type":"hello"}\n')
     journal.append(events)
     ballast = fill()
 
     with pytest.raises(DiskFull, match=r"cannot write .*stdout\.log: the disk"):
         run.append_stdout(block, len(block))
     with pytest.raises(DiskFull):
-        run.append_telemetry(b"x" * 8192, 17)
+        run.append_telemetry(b"x" * 8191 + b"\n")
     with pytest.raises(DiskFull):
         journal.append(events)
     with pytest.raises(DiskFull):
@@ -76,7 +76,11 @@ def test_nothing_written_is_damaged_and_all_goes_on_when_there_is_room(
     assert len(store.runs()) == 4  # without an index
     assert len(run.columns()["step"]) == 200
 
+    assert [t["type"] for t in run.ticks()] == ["hello"]
+
     ballast.unlink()
+    assert run.append_telemetry(b'{"type":"gap"}\n') == 32
+    assert [t["type"] for t in run.ticks()] == ["hello", "gap"]
     assert run.append_stdout(block, len(block)) == 2 * len(block)
     assert run.read_stdout(0, 1 << 20) == block * 2
     assert [e.seq for e in journal.append(events)] == list(range(200, 400))

@@ -27,8 +27,8 @@ def test_each_node_has_files_of_its_own(run: RunDir) -> None:
         assert run.stdout_size_of(node) == 6
         assert run.read_stdout(1, 2, node) == b"b\n"
         assert run.read_stdout_to_line_end(0, 3, node) == b"ab\nc\n"
-    run.append_telemetry(b'{"seq":0}\n', 0)
-    run.append_telemetry(b'{"seq":7}\n{"seq":', 0, 1)
+    run.append_telemetry(b'{"seq":0}\n')
+    run.append_telemetry(b'{"seq":7}\n{"seq":', 1)
     assert [list(run.ticks(node)) for node in range(3)] == [[{"seq": 0}], [{"seq": 7}], []]
     assert (run.telemetry_size, run.telemetry_size_of(1), run.telemetry_size_of(2)) == (10, 17, 0)
     run.close()
@@ -36,7 +36,7 @@ def test_each_node_has_files_of_its_own(run: RunDir) -> None:
 
 def test_the_handle_says_how_many_nodes_there_are_else_the_files_do(run: RunDir) -> None:
     assert run.nodes == 1
-    run.append_telemetry(b"{}\n", 0, 2)
+    run.append_telemetry(b"{}\n", 2)
     assert run.nodes == 3
     run.update_meta(handle={"queue": "q", "nodes": [{"path": "/a"}, {"path": "/b"}]})
     assert run.nodes == 2

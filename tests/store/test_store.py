@@ -84,9 +84,12 @@ def test_a_run_keeps_what_it_is_told(store: Store) -> None:
     assert run.read_stdout_to_line_end(0, 4) == b"one\ntwo\n"
     assert run.read_stdout_to_line_end(4, 8) == b"two\nthree\n"
     assert run.read_stdout_to_line_end(14, 14) == b""
-    run.append_telemetry(b'{"type":"hello"}\n{"type":"tick","t\n[]\n{"type":"gap"}\n{"ty', 0)
+    run.append_telemetry(b'{"type":"hello"}\n{"type":"tick","t\n[]\n{"type":"gap"}\n{"ty')
     assert [t["type"] for t in run.ticks()] == ["hello", "gap"]
     assert (run.stdout_size, run.telemetry_size) == (14, 57)
+    run.close()
+    run.append_telemetry(b'{"type":"tick"}\n')  # another process: what a crash left of a line is cut
+    assert [t["type"] for t in run.ticks()] == ["hello", "gap", "tick"]
     run.close()
 
 
@@ -94,7 +97,7 @@ def test_a_tick_without_end_is_not_read_whole(store: Store) -> None:
     store.create(make_plan(), {})
     run = store.run_dir(f"{GROUP}.left.r1")
     data = b"[" * (10 << 20) + b'\n{"type":"gap"}\n'
-    run.append_telemetry(data, 0)
+    run.append_telemetry(data)
     assert [t["type"] for t in run.ticks()] == ["gap"]
     assert max(len(line) for _, line in raw_lines(run.path / layout.telemetry_of(0), 1 << 20)) <= 1 << 20
     run.close()
