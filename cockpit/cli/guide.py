@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -78,8 +79,10 @@ def _profile_name(force: bool) -> str:
     from cockpit.engine.init import taken_profiles
 
     taken = taken_profiles()
+    names = itertools.chain(["first"], (f"first-{number}" for number in itertools.count(2)))
+    free = next(name for name in names if name not in taken)
     while True:
-        name = ask("Name of the profile", "first" if "first" not in taken else "")
+        name = ask("Name of the profile", free)
         if name in taken and not force:
             say(f"  There is a profile {name!r} already; take another name, or begin again with --force.")
         elif name and all(c.isascii() and (c.isalnum() or c in "_-") for c in name) and name[0] not in "_-":
@@ -94,14 +97,17 @@ def _servers(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
     taken = [] if args.force else sorted(taken_servers())
     servers: dict[str, dict[str, Any]] = {}
-    say("A server's address is as for ssh: USER@HOST, or a Host of its configuration; local is this machine.")
-    for number, default in (("First", ""), ("Second", "-")):
+    say("A server's address is as for ssh: USER@HOST, or a Host of its")
+    say("configuration; local is this machine.")
+    for number, default in (("First", "local"), ("Second", "-")):
         more = " (- for none)" if number == "Second" else ""
         while True:
             address = ask(f"{number} server's address{more}", default)
             if address == "-" and servers:
                 return servers
-            if address and (vendor := _tried(address)) is not None:
+            if address == "-":
+                say("  One server at least.")
+            elif (vendor := _tried(address)) is not None:
                 break
         name = ask("  Its name", name_for(address, [*taken, *servers]))
         servers[name] = {"address": address, **({"vendor": vendor} if vendor else {})}

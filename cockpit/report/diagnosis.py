@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -11,6 +12,8 @@ from typing import Any
 
 from cockpit.core.text import printable
 
+_COMMAND = re.compile(r"`[^`]*`|\bssh \S+ '[^']*'")
+_KEPT = "\N{NO-BREAK SPACE}"
 _WORDS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
 _COLORS = {"ok": "32", "warn": "33", "fail": "1;31", "bold": "1", "dim": "2"}
 
@@ -48,9 +51,11 @@ def _server(server: Mapping[str, Any], width: int, color: bool) -> Iterator[str]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width`; words that are commands and paths are not broken."""
+    """Lines of at most `width`; commands and paths are not broken, so that they can be copied."""
     clean = " ".join(printable(text).split())
-    return textwrap.wrap(clean, max(20, width), break_long_words=False, break_on_hyphens=False) or [""]
+    kept = _COMMAND.sub(lambda found: found[0].replace(" ", _KEPT), clean)
+    lines = textwrap.wrap(kept, max(20, width), break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_KEPT, " ") for line in lines] or [""]
 
 
 def _paint(text: str, style: str, color: bool) -> str:

@@ -215,3 +215,18 @@ def test_the_end_of_input_leaves(home: Path) -> None:
         terminal.keys("\x04")
         assert terminal.end() == 130
     assert not profiles(home).exists()
+
+
+def test_return_alone_goes_all_the_way_also_a_second_time(home: Path) -> None:
+    for _ in range(2):
+        with Terminal("cockpit.cli", ["init"], env={"HOME": str(home)}) as terminal:
+            for question in (
+                "Name of the profile", "First server's address", "Its name", "Second server's address", "container",
+                "Model size?", "How many runs a server?", "Write this?",
+            ):  # fmt: skip
+                at = len(terminal.output)
+                terminal.until(question, since=max(0, terminal.output.rfind(b"\n", 0, at)))
+                terminal.keys("\r")
+            assert terminal.end() == 0
+    assert validate_all("first") == []
+    assert validate_all("first-2") == []
