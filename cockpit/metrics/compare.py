@@ -10,6 +10,7 @@ from typing import Any
 from cockpit.core.errors import UsageError
 from cockpit.core.text import printable
 from cockpit.metrics import interval, steady, words
+from cockpit.metrics.hardware import NEIGHBOURS, energy_apart, energy_notes
 from cockpit.metrics.loss import loss_parity
 from cockpit.metrics.parity import parity
 from cockpit.metrics.sides import RunFacts, Side, check_sides
@@ -161,7 +162,10 @@ def _ratio(side: str, pair: PairVerdict) -> dict[str, Any] | None:
 def _explained(
     pair: PairVerdict, judged: Judged, sides: tuple[Side, Side], values: dict[str, list[float]]
 ) -> PairVerdict:
-    """The same verdict, but where a side has no value: why, as its summaries say."""
+    """The same verdict, but where a side has no value: why, as its summaries say; none for unlike energies."""
+    apart = energy_apart(judged.name, *sides)
+    if apart is not None and all(values[s.name] for s in sides):
+        return PairVerdict("not_comparable", apart)
     missing = next((s for s in sides if not values[s.name]), None)
     if missing is None:
         return pair
@@ -214,10 +218,10 @@ def _headline(
     if found is None or primary is None:
         return "No verdict: the sides share no measure of speed."
     if fairness["verdict"] == "refused":
-        return "Refused: the sides did not do the same work."
+        return f"Refused: {_unfair(fairness)}."
     caution = ""
     if any(d["severity"] == "blocking" for d in fairness["differences"]):
-        caution = " But the sides did not do the same work."
+        caution = f" But {_unfair(fairness)}."
     elif losses == "differs":  # speed that was bought with another result is no speed
         caution = " But their losses part: see the loss parity."
     if len(sides) > 2:
@@ -231,6 +235,13 @@ def _headline(
     }
     verdict = str(found["verdict"])
     return plain.get(verdict, f"{verdict.removesuffix('_better')} is faster.") + caution
+
+
+def _unfair(fairness: dict[str, Any]) -> str:
+    """What the blocking differences come to."""
+    if {d["key"] for d in fairness["differences"] if d["severity"] == "blocking"} == {NEIGHBOURS}:
+        return "a side shared its GPUs with another program"
+    return "the sides did not do the same work"
 
 
 def _against_first(first: str, against: Mapping[str, Mapping[str, Any]]) -> str:
@@ -331,7 +342,7 @@ def _notes(sides: Sequence[Side], metrics: Sequence[dict[str, Any]]) -> list[str
             n = metric["sides"][side.name]["n"]
             if 0 < n < len(side.counted):
                 notes.append(f"{side.name}: {metric['name']} is known for {n} of {len(side.counted)} runs.")
-    notes += _uneven_warmup(sides)
+    notes += [*_uneven_warmup(sides), *energy_notes(sides)]
     if len(sides) > 1 and len(metrics) > 1:
         notes.append(
             f"{len(metrics)} metrics are shown; only the primary is the verdict. The others are each judged at 95 %, "

@@ -197,7 +197,7 @@ def _short_enough(middle: Floats, thinned: Floats, spans: _Spans) -> Bools:
 
     known = np.isfinite(spans.end) & np.isfinite(spans.start)
     if not known.any():
-        return thinned == 0
+        return np.asarray(thinned == 0, dtype=np.bool_)
     ends, took = spans.end[known], (spans.end - spans.start)[known]
     order = np.argsort(ends, kind="stable")
     line = np.minimum(np.searchsorted(ends[order], middle), ends.size - 1)

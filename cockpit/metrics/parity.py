@@ -1,7 +1,7 @@
 """Whether a comparison was fair: every difference between the sides, how much it matters and why.
 
-blocking: the sides did not do the same work. warning: the same work under other conditions that may matter. info:
-what tells the sides apart anyway (the machine, its driver stack), or what was swept on purpose.
+blocking: the sides did not do the same work, or not alone. warning: the same work under other conditions that may
+matter. info: what tells the sides apart anyway (the machine, its driver stack), or what was swept on purpose.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cockpit.metrics.containers import container_facts, image_difference
+from cockpit.metrics.hardware import hardware_differences
 from cockpit.metrics.sides import RunFacts, Side
 
 ORDER = ("blocking", "warning", "info")
@@ -87,7 +88,7 @@ def parity(sides: Sequence[Side], *, strict: bool = False) -> dict[str, Any]:
     swept = _swept(sides)
     keys = dict.fromkeys(key for runs in facts.values() for one in runs for key in one)
     found = [d for key in keys if (d := _difference(key, facts, swept, silent)) is not None]
-    found += [*_unfinished(sides), *_throttling(sides)]
+    found += [*_unfinished(sides), *_throttling(sides), *hardware_differences(sides)]
     image = image_difference(sides)
     found += [] if image is None else [image]
     found.sort(key=lambda d: (ORDER.index(d["severity"]), d["key"]))
