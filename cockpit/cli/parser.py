@@ -184,7 +184,7 @@ def _examining(sub: Any, servers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _sensing(sub: Any, common: argparse.ArgumentParser) -> None:
-    p = _add(sub, "telemetry", "telemetry", "telemetry", "watch the GPUs of a profile's servers, without a run", common)
+    p = _add(sub, "telemetry", "telemetry", "telemetry", "watch a profile's GPUs, without a run", common)
     p.add_argument("--profile", metavar="P", help="whose servers")
     p.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for `run`")
     p.add_argument("--servers", metavar="A,B", help="only these servers, or server files by name")
