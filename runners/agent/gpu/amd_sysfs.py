@@ -17,7 +17,7 @@ _OTHER = "the first partition of the GPU tells it for all"
 
 
 class AmdSysfs(Source):
-    """The first way to AMD's GPUs: about 0.1 ms a GPU and tick."""
+    """The first way to AMD's GPUs: a tick costs what the driver takes to fill its table, and two reads."""
 
     name = "amdgpu-sysfs"
     vendor = "amd"
@@ -98,9 +98,7 @@ class _Gpu:
         out["mem_used"] = self._number(self._used, "mem_used")
         out["throttle"] = None if values is None else self._throttle.told(values, out["util"], self.why)
         out = self._mine(out)
-        for field, (code, words) in told.known.items():
-            if out.get(field) is None:
-                self.why.none(field, code, words)
+        amd_values.settle(out, told, self.why)
         return out
 
     def slow(self) -> Reading:
@@ -114,8 +112,7 @@ class _Gpu:
         told = Reasons()
         values, _ = self._values(("energy_j",), told)
         out = self._mine({"energy_j": None if values is None else amd_values.energy_j(values, told)})
-        if out["energy_j"] is None and "energy_j" in told.known:
-            self.why.none("energy_j", *told.known["energy_j"])
+        amd_values.settle(out, told, self.why)
         return out
 
     def static(self, procs: Optional[List[Dict[str, Any]]]) -> Reading:

@@ -286,6 +286,13 @@ def secondary_power(reading: Reading, why: Reasons) -> Reading:
     return reading
 
 
+def settle(reading: Reading, told: Reasons, why: Reasons) -> None:
+    """Keep the reasons of `told` for what is None in the end."""
+    for field, (code, text) in list(told.known.items()):  # other threads add to it
+        if field in reading and reading[field] is None:
+            why.none(field, code, text)
+
+
 def none_for_all(fields: Iterable[str], text: str, why: Reasons, code: str = FAILED) -> Reading:
     """These fields, unknown for one reason."""
     return {field: why.none(field, code, text) for field in fields}
