@@ -15,6 +15,7 @@ from cockpit.core.errors import Exit, ServerError
 from cockpit.core.events import Diagnostic, State, StateChange
 from cockpit.core.records import Access
 from cockpit.core.text import size
+from cockpit.engine.queue_clock import keep_clock
 from cockpit.engine.queue_home import Room, WayHome
 from cockpit.engine.queue_node import (
     BLOCK,
@@ -180,7 +181,7 @@ class QueueFollow:
         await self._put_wishes(node)
         await self._look_after(node)
         node.heard = asyncio.get_running_loop().time()
-        await first_of(self._read(node), self._guard(node))
+        await first_of(self._read(node), self._guard(node), keep_clock(node, self._room.observer.note))
 
     def _open(self) -> list[str]:
         return [run for run in self._runs if not self._settled(run)]

@@ -105,6 +105,12 @@ async def status(host: Host, q: str) -> dict[str, Any]:
     return said
 
 
+async def command(host: Host, q: str, *words: str) -> list[str] | None:
+    """The argv of a command of the agent that serves this queue; None where none was ever started."""
+    launch = await _launch(host, q)
+    return None if launch is None or launch.python is None else [launch.python, launch.pyz(q), *words]
+
+
 async def alive(host: Host, q: str) -> bool:
     """Whether an agent holds the queue's lock."""
     return bool((await status(host, q)).get("alive"))
