@@ -30,7 +30,8 @@ _OURS = ("--name", "--entrypoint", "--rm", "--restart", "--detach", "-d", "--int
          "--pull", "--cidfile", "--stop-signal", "--user", "-u", "--help", "--")  # fmt: skip
 _RESERVED = ("/ekvi", "/run/secrets")
 _AGENTS = re.compile(
-    r"config\.json|states\.jsonl|telemetry\.jsonl|spool\.log|out|(shim|pipe|container)\.\d+(\.json)?(\.tmp)?"
+    r"config\.json|states\.jsonl|telemetry\.(\d+\.)?jsonl(\.tmp)?|spool\.log|out"
+    r"|(shim|pipe|container)\.\d+(\.json)?(\.tmp)?"
 )
 
 

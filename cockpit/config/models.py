@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from cockpit.config import fields
-from cockpit.core.records import Access, ServerSpec
+from cockpit.core.records import Access, NodePower, Sampling, ServerSpec
 from runners.schema import Flag, Positive, Real, RunConfig, Strict, Whole, refuse
 
 SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -100,6 +100,26 @@ class Ssh(Strict):
         return Access(address=address, python=python or "python3", **self.model_dump())
 
 
+class Ipmi(Strict):
+    """What the whole machine draws, by ipmitool on it."""
+
+    kind: Literal["ipmi"] = "ipmi"
+
+
+class Redfish(Strict):
+    """The same by the controller's HTTPS.
+
+    `url` is the controller, or one chassis of it (.../redfish/v1/Chassis/1); with several nodes `{node}` in it stands
+    for a node's host name. `secret` is one of the server's `secrets`, the password of `user`.
+    """
+
+    kind: Literal["redfish"]
+    url: Annotated[str, Field(pattern=r"^https://[^/\s@]+(/[^\s]*)?$")]
+    user: Annotated[str, Field(pattern=r"^[^:\s\x00-\x1f]+$")]
+    secret: EnvName
+    insecure: Flag = False  # true takes any certificate
+
+
 class Server(Strict):
     """A machine, or several `nodes` that train together, as a profile or a file in profiles/server/ says it.
 
@@ -131,6 +151,7 @@ class Server(Strict):
     cooldown_s: Pause | None = None
     python: str | None = None
     workdir: Annotated[str, AfterValidator(_workdir)] | None = None
+    node_power: Annotated[Ipmi | Redfish, Field(discriminator="kind")] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -167,6 +188,18 @@ class Server(Strict):
             raise refuse(f"several nodes take one run at a time, and slots is {self.slots}: leave it out.", "slots")
         return self
 
+    @model_validator(mode="after")
+    def _controllers(self) -> Self:
+        """A controller speaks of one machine, and its password travels as the others do."""
+        power = self.node_power
+        if not isinstance(power, Redfish):
+            return self
+        if power.secret not in self.secrets:
+            raise refuse(f"node_power.secret {power.secret!r} is not among the server's secrets: add it.", "secrets")
+        if len(self.nodes) > 1 and "{node}" not in power.url:
+            raise refuse("node_power.url names one controller for several nodes: write {node} in it.", "node_power")
+        return self
+
     def spec(self, name: str, profile: Profile) -> ServerSpec:
         """What the layers below take: `name` with the profile's times where the server has none of its own."""
         return ServerSpec(
@@ -192,6 +225,8 @@ class Server(Strict):
             node_accesses=tuple(self.ssh.access(node, self.python) for node in self.nodes),
             master_addr=self.master_addr,
             master_port=self.master_port,
+            telemetry=Sampling(**profile.telemetry.model_dump()),
+            node_power=None if self.node_power is None else NodePower(**self.node_power.model_dump()),
         )
 
 
@@ -266,6 +301,21 @@ class LimitsSection(Strict):
     fetch_files: Positive = 100_000
 
 
+class TelemetrySection(Strict):
+    """How servers are sampled; `hz` and `idle_s` None are 10 and 5 on GPUs, 2 and 0 without.
+
+    `idle_s` seconds of it are taken before a run begins, `keep_by` bytes a run are kept on a server at most: what is
+    older is thinned. `ekvi-cockpit telemetry` leaves a server alone `idle_end_s` after its last word, and warns of a
+    sensor from `temp_alarm_c` on.
+    """
+
+    hz: Annotated[Real, Field(ge=0.01, le=100)] | None = None
+    idle_s: Annotated[Real, Field(ge=0, le=3600)] | None = None
+    keep_by: Annotated[Whole, Field(ge=1 << 20)] = 256 << 20
+    idle_end_s: Seconds = 60.0
+    temp_alarm_c: Annotated[Real, Field(gt=0)] | None = None
+
+
 class Theme(Strict):
     """The colours of screens and reports: the name of a file in themes/."""
 
@@ -305,6 +355,7 @@ class Profile(RunConfig):
     fetch: tuple[str, ...] = ("**",)
     data_from: Annotated[str, AfterValidator(_server_name)] | None = None
     limits: LimitsSection = LimitsSection()
+    telemetry: TelemetrySection = TelemetrySection()
 
     def run_config(self) -> RunConfig:
         """The part that a runner gets."""

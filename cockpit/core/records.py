@@ -66,6 +66,36 @@ class ContainerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How servers are sampled: `hz` a second, and for `idle_s` before a run begins; None is by the vendor.
+
+    `keep_by` bytes of it are kept a run on a server. Without a run the agent ends `idle_end_s` after the last word of
+    a cockpit. `temp_alarm_c` is the reading in degrees Celsius from which on there is an alarm, None for none.
+    """
+
+    hz: float | None = None
+    idle_s: float | None = None
+    keep_by: int = 256 << 20
+    idle_end_s: float = 60.0
+    temp_alarm_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePower:
+    """The sensor of a whole machine's power: `kind` ipmi, or redfish at `url` as `user`.
+
+    `secret` is the name of the variable whose value is that user's password; `insecure` takes any certificate. With
+    several nodes `{node}` in the url stands for a node's host name.
+    """
+
+    kind: str
+    url: str | None = None
+    user: str | None = None
+    secret: str | None = None
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
     """A machine, or several nodes that train together.
 
@@ -103,6 +133,8 @@ class ServerSpec:
     master_port: int = 29400
     share_gpus: bool = False  # start also where somebody else is on the GPUs
     container: ContainerFacts | None = None
+    telemetry: Sampling = Sampling()
+    node_power: NodePower | None = None
 
     @property
     def queue_key(self) -> tuple[str, str, str]:

@@ -41,7 +41,6 @@ def queue(
     node: int = 0,
     token: str | None = None,
     master: str | None = None,
-    hz: float = common.TELEMETRY_HZ,
     spool_max_by: int = common.SPOOL_MAX_BY,
 ) -> dict[str, Any]:
     """The whole queue.json (ekvi.queue/1) of runs that take turns in one machine's slots.
@@ -65,6 +64,7 @@ def queue(
         files=files or {},
     )
     runs = [plan(run, servers[run.server], place) for run in plan_.runs]
+    members = [servers[name] for name in dict.fromkeys(run.server for run in plan_.runs)]
     locals_ = {local for run in plan_.runs for local in servers[run.server].files}
     return {
         "schema": common.SCHEMA,
@@ -75,7 +75,7 @@ def queue(
         "cooldown_s": plan_.cooldown_s,
         "code": code[:16] if "${CODE_DIR}" in json.dumps(runs) else None,
         "files": sorted({place.files[local].split("/", 1)[0] for local in locals_}),
-        "telemetry": {"hz": hz},
+        "telemetry": common.telemetry(members, place),
         "spool_max_by": spool_max_by,
         "peers": common.peers(first, place, token),
         "runs": runs,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cockpit.core.errors import LaunchRefused
-from cockpit.core.records import RunPlan, ServerSpec, StagePlan
+from cockpit.core.records import NodePower, RunPlan, ServerSpec, StagePlan
 
 SCHEMA = "ekvi.queue/1"
 SPOOL_MAX_BY = 1 << 30
-TELEMETRY_HZ = 2.0
+GPU_HZ, CPU_HZ = 10.0, 2.0  # samples a second where the profile does not say
+GPU_IDLE_S = 5.0  # of idling before a run
 PEER_SILENCE_S = 30.0
 HF_TOKENS = ("HF_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 # What chooses GPUs for a program: `gpus` and one of these together would choose twice.
@@ -168,6 +169,28 @@ def _refuse_said(run: RunPlan, server: ServerSpec, names: Iterable[str], why: st
     for name in names:
         if name in said:
             raise LaunchRefused(f"server {server.name}: its env sets {name}, {why}.", hint=hint)
+
+
+def telemetry(servers: Sequence[ServerSpec], place: Place) -> dict[str, Any]:
+    """How a machine is sampled, whatever server of it a run is for."""
+    vendor = next((server.vendor for server in servers if server.vendor in CHOOSERS), "cpu")
+    gpus, asked = vendor != "cpu", servers[0].telemetry
+    power = next((server.node_power for server in servers if server.node_power is not None), None)
+    return {
+        "hz": asked.hz or (GPU_HZ if gpus else CPU_HZ),
+        "vendor": vendor,
+        "idle_s": asked.idle_s if asked.idle_s is not None else (GPU_IDLE_S if gpus else 0.0),
+        "keep_by": asked.keep_by,
+        "node_power": None if power is None else _node_power(power, servers[0], place),
+    }
+
+
+def _node_power(power: NodePower, server: ServerSpec, place: Place) -> dict[str, Any]:
+    if power.kind == "ipmi" or power.url is None:
+        return {"kind": power.kind}
+    node = server.nodes[place.node] if server.nodes else server.address
+    url = power.url.replace("{node}", node.rpartition("@")[2])
+    return {"kind": power.kind, "url": url, "user": power.user, "secret": power.secret, "insecure": power.insecure}
 
 
 def peers(server: ServerSpec, place: Place, token: str | None) -> dict[str, Any] | None:

@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from cockpit.core.errors import StoreError
-from cockpit.core.records import Access, ContainerFacts, GroupPlan, Limits, QueuePlan, RunPlan, ServerSpec, StagePlan
+from cockpit.core.records import (
+    Access,
+    ContainerFacts,
+    GroupPlan,
+    Limits,
+    NodePower,
+    QueuePlan,
+    RunPlan,
+    Sampling,
+    ServerSpec,
+    StagePlan,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +148,9 @@ def server_spec(obj: Mapping[str, Any]) -> ServerSpec:
     values["node_accesses"] = tuple(Access.from_json(node) for node in values.get("node_accesses", ()))
     if values.get("container") is not None:
         values["container"] = ContainerFacts(**{k: _frozen(v) for k, v in values["container"].items()})
+    values["telemetry"] = Sampling(**values.get("telemetry") or {})
+    if values.get("node_power") is not None:
+        values["node_power"] = NodePower(**values["node_power"])
     return ServerSpec(**values)
 
 

@@ -170,7 +170,7 @@ def test_the_queue_is_complete_and_json() -> None:
         "code": "c0de" * 4,
         "files": [],
         "peers": None,
-        "telemetry": {"hz": 2.0},
+        "telemetry": {"hz": 2.0, "vendor": "cpu", "idle_s": 0.0, "keep_by": 1 << 28, "node_power": None},
         "spool_max_by": 2**30,
     }
 
