@@ -116,7 +116,7 @@ class TickLines:
         if kind == "gap" and span is None and _is_seq(line.get("from_seq")) and line.get("to_seq") is None:
             self._other(line, raw, sifted)  # a file of an older agent that reached its bound
             return False
-        if span is None or span[0] - self.last > _MOST_MISSING or (kind == "tick" and not _is_tick(line)):
+        if span is None or span[1] - self.last > _MOST_MISSING or (kind == "tick" and not _is_tick(line)):
             self.bad += 1
             return False
         fresh, self._fresh = self._fresh, False
