@@ -49,9 +49,10 @@ class Part:
 class Course:
     """Sums since the first reading at the times `t` (s, wall clock): J counted, J integrated, s unknown, J of error.
 
-    `edge_j` is how far the energy at a moment between two readings may be off. `doubted` says what was wrong with the
-    counter, in seconds: "ran backwards", "stood still", "disagreed with power". `most_w` is the largest power seen.
-    `ratio` is the counter over the integral of power where both are known; NaN where they never are.
+    `edge_j` is how far the energy at a moment between two of `t` may be off, one entry a step. `doubted` says what
+    was wrong with the counter, in seconds: "ran backwards", "stood still", "disagreed with power". `most_w` is the
+    largest power seen. `ratio` is the counter over the integral of power where both are known; NaN where they never
+    are.
     """
 
     t: Floats
@@ -59,7 +60,7 @@ class Course:
     integrated: Floats
     unknown: Floats
     bridged: Floats
-    edge_j: float
+    edge_j: Floats
     most_w: float
     ratio: float
     doubted: dict[str, float]
@@ -75,7 +76,8 @@ class Course:
         )
         first, last = float(self.t[0]), float(self.t[-1])
         outside = max(0.0, first - low) + max(0.0, high - last)
-        edges = self.edge_j * ((first < low < last) + (first < high < last))
+        steps = [int(np.searchsorted(self.t, x, side="right")) - 1 for x in at if first < x < last]
+        edges = math.fsum(float(self.edge_j[k]) for k in steps)
         return Part(counted, integrated, unknown, bridged + edges + outside * self.most_w)
 
     def joules(self) -> Floats:
@@ -117,8 +119,9 @@ class Power:
         """Seconds that each sample speaks for: since the one before, no gap included, or its own span."""
         import numpy as np
 
-        since = np.diff(self.clock, prepend=self.clock[:1] - self.period)
-        return np.where(self.span > 0, np.minimum(self.span, since), np.minimum(since, self.usual))
+        first = np.where(self.span[:1] > 0, self.span[:1], self.period)  # nobody knows what was before
+        since = np.concatenate((first, np.diff(self.clock)))
+        return np.asarray(np.where(self.span > 0, np.minimum(self.span, since), np.minimum(since, self.usual)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +147,11 @@ def course(power: Power, counter: Points | None) -> Course | None:
     width = np.diff(t)
     joules, dark, error = _on(t, integral)
     grid = _Grid(t, joules, dark)
-    if counts is None:
-        sums: tuple[Floats, Bools, _Told] = np.zeros(width.size), np.zeros(width.size, dtype=bool), _Told()
-    else:
-        sums = _by_counter(grid, counts, power)
-    counted, believed, told = sums
+    counted: Floats = np.zeros(width.size)
+    believed: Bools = np.zeros(width.size, dtype=np.bool_)
+    told = _Told(counted)
+    if counts is not None:
+        counted, believed, told = _by_counter(grid, counts, power)
     if counts is not None and not power.t.size and not believed.any():
         return None
     by_power = np.where(believed | dark, 0.0, joules)
@@ -158,7 +161,7 @@ def course(power: Power, counter: Points | None) -> Course | None:
         integrated=_sums(by_power),
         unknown=_sums(np.where(~believed & dark, width, 0.0)),
         bridged=_sums(np.where(believed | dark, 0.0, error)),
-        edge_j=told.edge_j,
+        edge_j=np.where(believed, told.edge_j, 0.0),
         most_w=float(power.watts.max(initial=0.0)),
         ratio=told.ratio,
         doubted=told.doubted,
@@ -176,7 +179,9 @@ class _Grid:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    edge_j: float = 0.0
+    """Of a counter: the error of a moment in each step, its ratio to power, what was wrong with it."""
+
+    edge_j: Floats
     ratio: float = math.nan
     doubted: dict[str, float] = field(default_factory=dict)
 
@@ -273,9 +278,14 @@ def _by_counter(grid: _Grid, counter: Points, power: Power) -> tuple[Floats, Boo
     scale = np.divide(grown, joules, out=np.ones(n), where=shaped)
     linear = jumps[pair] * np.diff(grid.t) / took[pair]
     counted = np.where(shaped[where], grid.joules * scale[where], linear)
-    told = _tell(grown, joules, lasted, fine & shaped, bad=~(fine | broken), back=back)
-    if not (fine & shaped).any():
-        told = _Told(float(jumps[jumps > 0].max(initial=0.0)), told.ratio, told.doubted)
+    good = fine & shaped
+    # between two readings without power to say how it grew, all that the counter grew by may have come at once
+    parted = float(np.percentile(np.abs(grown[good] - joules[good]), 95)) if good.any() else 0.0
+    told = _Told(
+        edge_j=np.where(shaped[where], parted, np.abs(jumps[pair])),
+        ratio=float(grown[good].sum() / joules[good].sum()) if good.any() else math.nan,
+        doubted=_doubts(grown, lasted, ~(fine | broken), back),
+    )
     return counted, under & fine[where], told
 
 
@@ -311,10 +321,8 @@ def _trusted(fine: Bools, judged: Bools, lasted: Floats) -> bool:
     return total == 0 or float(lasted[fine].sum()) >= total / 2
 
 
-def _tell(grown: Floats, joules: Floats, lasted: Floats, good: Bools, *, bad: Bools, back: Bools) -> _Told:
-    """How far counter and power part over a stretch (95th percentile), their ratio, and the doubts in seconds."""
-    import numpy as np
-
+def _doubts(grown: Floats, lasted: Floats, bad: Bools, back: Bools) -> dict[str, float]:
+    """What was wrong with the counter, and for how many seconds."""
     doubted: dict[str, float] = {}
     for why, which in (
         ("ran backwards", bad & back),
@@ -323,7 +331,4 @@ def _tell(grown: Floats, joules: Floats, lasted: Floats, good: Bools, *, bad: Bo
     ):
         if which.any():
             doubted[why] = float(lasted[which].sum())
-    if not good.any():
-        return _Told(doubted=doubted)
-    parted = np.abs(grown[good] - joules[good])
-    return _Told(float(np.percentile(parted, 95)), float(grown[good].sum() / joules[good].sum()), doubted)
+    return doubted
