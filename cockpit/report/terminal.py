@@ -47,8 +47,10 @@ def summary_text(summary: Mapping[str, Any], *, width: int | None = None, color:
     parts: list[RenderableType] = [head, where, *_measured(summary)]
     if not it["total"]:
         parts.append("no iteration in its log, so no speed and no loss")
-        parts += ["", _metric_table(known)] if known else []
-        return _render(parts, width, color)
+        others = (
+            f"{n} {numbers.number(n, m['value'])} {numbers.unit(n, m['unit'])}".strip() for n, m in known.items()
+        )
+        return _render([*parts, Text(", ".join(others), "dim")] if known else parts, width, color)
     counted = f"{it['total']} iterations, {it['warmup_dropped']} dropped as warm-up, {it['steady']} steady"
     parts += [counted, *([Text(it["note"], "dim")] if it.get("note") else [])]
     parts += ["", _metric_table(known) if known else "No figure is known."]

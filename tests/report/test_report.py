@@ -14,7 +14,7 @@ from cockpit.metrics.sides import RunFacts, Side
 from cockpit.metrics.summary import UNITS, summarise
 from cockpit.report import as_json, markdown, summary_text, text
 from cockpit.report.numbers import change, number, plain, relative, span, values
-from tests.metrics.made import columns, meta, run, side, told
+from tests.metrics.made import columns, hello, meta, run, side, tick, told
 from tests.metrics.test_parity import changed
 
 
@@ -136,6 +136,11 @@ def test_a_summary_shows_what_is_known_and_why_the_rest_is_not() -> None:
 def test_a_run_without_iterations_is_said_in_lines_and_not_in_reasons(state: str) -> None:
     shown = summary_text(summarise(meta(state=state, vendor="nvidia"), columns([])))
     assert shown.splitlines()[1:] == ["left (nvidia, GPU n/a)", "no iteration in its log, so no speed and no loss"]
+
+
+def test_what_is_known_without_iterations_is_one_line() -> None:
+    seen = [hello({"index": 0}), tick(0.0, {"index": 0, "mem_used": 4 << 30}), tick(1.0, {"index": 0, "mem_used": 1})]
+    assert summary_text(summarise(meta(), columns([]), seen)).splitlines()[3:] == ["mem_peak_by 4.000 GiB"]
 
 
 def test_a_run_that_was_stopped_shows_what_is_known_and_counts_the_rest() -> None:
