@@ -123,6 +123,10 @@ class Sampler:
         if self._thread is not None:
             self._thread.join(5)
         self.activate({})
+        if self._thread is None or not self._thread.is_alive():
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_read = self._wake_write = -1
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):

@@ -276,7 +276,8 @@ class Child:
                 cwd="/",
             )
         except OSError:
-            self.close()
+            os.close(self.frames)
+            os.close(self.words)
             raise
         finally:
             os.close(frames_in)
@@ -340,7 +341,8 @@ class Child:
         return False
 
     def close(self) -> None:
-        """Close our ends of its pipes."""
+        """Close our ends of its pipes, of which it ends if it has not."""
+        self.end()
         for name in ("frames", "words"):
             fd: int = getattr(self, name)
             if fd >= 0:
