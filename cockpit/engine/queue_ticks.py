@@ -96,7 +96,7 @@ class NodeTicks:
             if data:
                 self._node.cursors[at[0]] = offset + len(data)
                 await self.take(run, at[0], offset, data)
-            elif not await self._later(run, at[1]):
+            elif not await self._later(run, *at):
                 return
 
     def drop(self, run: str) -> None:
@@ -105,13 +105,16 @@ class NodeTicks:
         if at is not None:
             self._node.cursors.pop(at[0], None)
 
-    async def _later(self, run: str, first_seq: int) -> bool:
-        """Whether there is a segment after one that ends without naming it; goes there."""
+    async def _later(self, run: str, path: str, first_seq: int) -> bool:
+        """Whether there is more behind a segment that came to an end without naming the next."""
         found = (await self._listed()).get(run, {})
         later = [first for first in found if first > first_seq]
-        if later:
+        if not later:
+            return False
+        thinned = first_seq in found and self._node.cursors.get(path, 0) > 0
+        if not (thinned and self.anew(path)):
             self._set(run, min(later), found[min(later)])
-        return bool(later)
+        return True
 
     def _set(self, run: str, first_seq: int, name: str) -> None:
         self.drop(run)
