@@ -133,13 +133,15 @@ class FakeNvml:
         """Let every call about one GPU return `status`, from now or after so many calls of each."""
         with self.program.together():
             for symbol in self.program.symbols:
-                if symbol.startswith("nvmlDevice"):
+                if symbol.startswith(("nvmlDevice", "nvmlGpmQuery", "nvmlGpmSampleGet", "nvmlGpmMig")):
                     first = {0: self.handle(index)}
                     self.program.on(symbol, first, status=status, after=after)
 
     def set_field(self, index: int, number: int, payload: Payload) -> None:
         """What field value `number` of a GPU is: `field(...)` or `no_field(...)`."""
         self.fields[index][number] = payload
+        if "nvmlDeviceGetFieldValues" not in self.program.symbols:
+            return
         each = Each(2, _FIELD_BYTES, 1, {None: no_field(), **self.fields[index]}, at=24)
         self.program.on("nvmlDeviceGetFieldValues", {0: self.handle(index)}, each=each)
 
@@ -148,7 +150,7 @@ class FakeNvml:
         gpu = self.gpus[index]
         gpu.update(values)
         total, reserved, used = gpu["mem"]
-        with self._quietly():
+        with self.quietly():
             self.device(index, "PowerUsage", 1, u32(gpu["power_mw"]))
             self.device(index, "TotalEnergyConsumption", 1, u64(gpu["energy_mj"]))
             self.device(index, "UtilizationRates", 1, u32(*gpu["util"]))
@@ -177,6 +179,22 @@ class FakeNvml:
                 self.program.on(symbol, {0: self.handle(index)}, out=out)
                 self.program.on(symbol, asked, out={1: u32(len(procs))}, status=7 if procs else 0)
 
+    def mig(self, index: int, instances: Sequence[tuple[int, int, int, int]]) -> None:
+        """Divide a GPU into (GPU instance, compute instance, bytes in all, bytes used); its utilisation is gone."""
+        on, gpu = self.program.on, self.handle(index)
+        with self.quietly():
+            on("nvmlDeviceGetMigMode", {0: gpu}, out={1: u32(1), 2: u32(1)})
+            self.device(index, "MaxMigDeviceCount", 1, u32(7))
+            on("nvmlDeviceGetUtilizationRates", {0: gpu}, status=NOT_SUPPORTED)
+            for number, (instance, compute, total, used) in enumerate(instances):
+                own = gpu + 1 + number
+                self.device(index, "MigDeviceHandleByIndex", 2, u64(own), number)
+                on("nvmlDeviceGetGpuInstanceId", {0: own}, out={1: u32(instance)})
+                on("nvmlDeviceGetComputeInstanceId", {0: own}, out={1: u32(compute)})
+                on("nvmlDeviceGetUUID", {0: own}, out={1: b"MIG-%08x-0000\0" % own})
+                on("nvmlDeviceGetMemoryInfo", {0: own}, out={1: u64(total, total - used, used)})
+                on("nvmlDeviceGetMemoryInfo_v2", {0: own}, out={1: u64(0x02000028, total, 0, total - used, used)})
+
     def xid(self, index: int, number: int) -> None:
         """The next wait tells of this Xid, the one after it of nothing."""
         happened = u64(self.handle(index), 0x8, number) + u32(0, 0)
@@ -185,7 +203,8 @@ class FakeNvml:
         self.program.on("nvmlEventSetWait_v2", status=TIMEOUT, after=1)
 
     @contextmanager
-    def _quietly(self) -> Iterator[None]:
+    def quietly(self) -> Iterator[None]:
+        """The changes inside take effect at once, also inside another such block."""
         if self.program.held:
             yield
             return
