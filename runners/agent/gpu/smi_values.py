@@ -111,7 +111,7 @@ def value(row: Row, field: str, reasons: Reasons) -> Any:
         found = number_of(row[name], rule.factor)
         every_bit = found is not None and not rule.whole and round(found / rule.factor) in _ALL_BITS
         if found is not None and rule.low <= found <= rule.high and not every_bit:
-            return int(found) if rule.whole or found.is_integer() and rule.factor == 1 else round(found, 6)
+            return int(found) if rule.whole or (found.is_integer() and rule.factor == 1) else round(found, 6)
         code = SENTINEL if every_bit else BAD_VALUE
         why = (code, "nvidia-smi says %r" % row[name])
     reasons.none(field, *why)
