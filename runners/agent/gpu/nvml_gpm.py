@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -24,6 +25,7 @@ _METRICS = (  # GPM metric, field, factor, the most that can be true
 )
 _ONLY_GPM = ("sm_active", "sm_occ", "tensor", "dram_bw")
 _OF_PACKAGE = ("pcie_tx_bps", "pcie_rx_bps", "link_tx_bps", "link_rx_bps")
+_CLOSE_S = 1.0
 _ROUNDING = 1.02  # a busy ratio a little above 1 is one: the two clocks of a difference are not read at one moment
 
 Clock = Callable[[], float]
@@ -221,9 +223,14 @@ class Slow:
         self._instance, self._first = instance, first
         self._gpm = Gpm(door, handle, instance, reasons, clock)
         self._rates = _Rates(door, handle, instance is not None and not first, reasons, clock)
+        self._asking = threading.Lock()
 
     def read(self) -> Reading:
         """What can be told now; a rate is absent until there were two readings. Raises Gone."""
+        with self._asking:
+            return self._read()
+
+    def _read(self) -> Reading:
         reading: Reading = {}
         counted: Reading = {}
         self._gpm.read(reading)
@@ -243,8 +250,12 @@ class Slow:
         return reading
 
     def close(self) -> None:
-        """Give back what the driver lent."""
-        self._gpm.close()
+        """Give back what the driver lent, unless another thread is still in the driver with it."""
+        if self._asking.acquire(timeout=_CLOSE_S):
+            try:
+                self._gpm.close()
+            finally:
+                self._asking.release()
 
     def _counted(self, reading: Reading, counted: Reading, field: str) -> None:
         if field not in counted:
