@@ -11,7 +11,6 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from .amd_values import is_two_dies, pair_dies
 from .source import DEVICE_KEYS
 from .sysfile import text, whole
-from .users import user
 
 _BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _IDS = ("/opt/amdgpu/share/libdrm/amdgpu.ids", "/usr/share/libdrm/amdgpu.ids")
@@ -66,7 +65,7 @@ def find(sys_root: str) -> List[Card]:
 def users(sys_root: str, cards: List[Card]) -> Optional[List[List[Dict[str, Any]]]]:
     """For each card the processes that hold memory of it, by the compute driver; None where it is not to be asked.
 
-    The vendor's tools may start a context of their own on the GPU when they are asked for processes; this does not.
+    Names and runs are not looked for. The vendor's tools may start a context of their own on the GPU when they are asked for processes; this does not.
     """
     root = sys_root + "/class/kfd/kfd/proc"
     try:
@@ -81,7 +80,7 @@ def users(sys_root: str, cards: List[Card]) -> Optional[List[List[Dict[str, Any]
             path = "%s/%d/vram_%d" % (root, pid, card.node.gpu_id)
             held = whole(path)
             if held or (held is None and os.path.exists(path)):
-                mine.append(user(pid, held))
+                mine.append({"pid": pid, "mem": held})
     return out
 
 

@@ -81,7 +81,8 @@ def ratio(values: Values, name: str, field: str, why: Reasons) -> Optional[float
 def power(values: Values, why: Reasons) -> Optional[float]:
     """W of the socket: MI300 and later tell the current one, MI200 and before an average."""
     name = "power_average" if values.get("power_current") is None and "power_average" in values else "power_current"
-    return _one(values, name, "power_w", why)
+    value = _one(values, name, "power_w", why)
+    return value if value != 0 else why.none("power_w", BAD_VALUE, "0 W cannot be")
 
 
 def energy_j(values: Values, why: Reasons) -> Optional[float]:
