@@ -82,4 +82,4 @@ def _counted(telemetry: Telemetry, inside: npt.NDArray[np.bool_]) -> dict[str, f
 
 
 def _shares(found: dict[str, float]) -> str:
-    return ", ".join(f"{reason} {100 * value:.2g} %" for reason, value in found.items())
+    return ", ".join(f"{reason} {100 * v:{'.0f' if v >= 0.1 else '.2g'}} %" for reason, v in found.items())
