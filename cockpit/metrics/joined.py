@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Bools = npt.NDArray[np.bool_]
 
 SCHEMA = "ekvi.iterations/1"
+SEAM = 0.05  # of a line's time: two clocks measure, and what lies between two lines is no time of its own
 RULE = (
     "A tick belongs to the line in which its stamp falls, a thinned one to the line that holds the middle of its "
     "span, if that is no longer than the line. power_w is the mean of a line's ticks, summed over the GPUs; "
@@ -92,7 +93,7 @@ def join(columns: iterations.Columns, ticks: Nodes) -> Joined:
     size = iterations.column(columns, "step_s", None).size
     step, step_s, t = (iterations.column(columns, name, size) for name in ("step", "step_s", "t"))
     steps = iterations.stands_for(step)
-    spans = _Spans(t - np.where(step_s > 0, step_s, math.nan) * steps, t)
+    spans = _Spans(_starts(t, np.where(step_s > 0, step_s, math.nan) * steps), t)
     found = [_of_node(one, spans) for one in ticks.each]
     several = len(ticks.each) > 1
     hot, names, base = _hottest(found, ticks.names if several else ("",))
@@ -120,6 +121,14 @@ class _Spans:
 
     start: Floats
     end: Floats
+
+
+def _starts(t: Floats, took: Floats) -> Floats:
+    """When each line began: where the line before ended, if that is what it took but for a seam."""
+    import numpy as np
+
+    start, before = t - took, np.concatenate(([math.nan], t[:-1]))[: t.size]
+    return np.where(np.abs(start - before) <= SEAM * took, before, start)
 
 
 @dataclass(slots=True)
