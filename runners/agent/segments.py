@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -14,7 +15,8 @@ import threading
 import time
 from typing import IO, Dict, Iterator, List, Optional, Tuple
 
-from .base import is_no_space
+from .base import free_by, is_no_space
+from .spool import MARGIN_BY
 from .thin import SPANS_S, thin
 
 SEGMENT_BY = 2 << 20
@@ -133,6 +135,8 @@ class Keeper:
     def _rewrite(self, path: str, first_seq: int, every_s: int, pause_s: Optional[float]) -> int:
         """Thin one segment; its size then. An error leaves the old one as it was."""
         temporary = path + ".tmp"
+        if free_by(self.run_dir) < os.stat(path).st_size + MARGIN_BY:
+            raise OSError(errno.ENOSPC, "no room to thin a segment")
         head = {"type": "segment", "first_seq": first_seq, "every_s": every_s}
         try:
             with open(path, "rb") as source, open(temporary, "wb") as target:
