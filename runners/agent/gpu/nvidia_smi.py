@@ -56,7 +56,7 @@ class NvidiaSmi(Source):
             found = device(gpu.row, index)
             found.update(numa_node=_numa(found["bdf"]), links=joined.get(index, []))
             self.devices.append(found)
-        self.reasons = [self._untold() for _ in gpus]
+        self.reasons = [untold() for _ in gpus]
         self._row = [None] * len(gpus)
 
     def hot(self) -> List[Reading]:
@@ -167,17 +167,19 @@ class NvidiaSmi(Source):
             raise Gone(FAILED, "nvidia-smi cannot be started: %s" % e.strerror) from None
         return done.returncode, done.stdout.decode(errors="replace")
 
-    def _untold(self) -> Reasons:
-        reasons = Reasons()
-        reasons.not_told(("temp_hot_c",), "nvidia-smi has no hot spot sensor")
-        reasons.not_told(("clk_min_mhz", "clk_max_mhz"), "an NVIDIA GPU has one SM clock")
-        reasons.not_told((f for f in SLOW if not f.startswith("thr_")), "nvidia-smi has no such counter to query")
-        reasons.not_told(("energy_j",), "nvidia-smi does not tell the energy counter")
-        return reasons
-
     def energy(self) -> List[Reading]:
         """See Source: there is none."""
         return [{"energy_j": None} for _ in self.devices]
+
+
+def untold() -> Reasons:
+    """Reasons for what no nvidia-smi tells by `--query-gpu`."""
+    reasons = Reasons()
+    reasons.not_told(("temp_hot_c",), "nvidia-smi has no hot spot sensor")
+    reasons.not_told(("clk_min_mhz", "clk_max_mhz"), "an NVIDIA GPU has one SM clock")
+    reasons.not_told((f for f in SLOW if not f.startswith("thr_")), "nvidia-smi has no such counter to query")
+    reasons.not_told(("energy_j",), "nvidia-smi does not tell the energy counter")
+    return reasons
 
 
 def _lost(fields: Sequence[str], reasons: Reasons) -> Reading:
