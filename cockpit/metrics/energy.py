@@ -302,7 +302,8 @@ def idle_w(telemetry: Telemetry, began: float | None, run: str | None) -> Readin
         return Reading(None, "no telemetry")
     if began is None:
         return Reading(None, "when the run began is not known")
-    before = telemetry.inside((-math.inf, began))
+    end = math.nextafter(began, -math.inf)  # a sample at that very moment is the run's
+    before = telemetry.inside((-math.inf, end))
     sensors = _sensors(telemetry)
     lasted = float(telemetry.clock[before][-1] - telemetry.clock[0]) if before.any() else 0.0
     if lasted < _IDLE_S:
@@ -311,7 +312,7 @@ def idle_w(telemetry: Telemetry, began: float | None, run: str | None) -> Readin
     if others:
         seen = others[0][0]
         return Reading(None, f"process {seen.pid} ({seen.name or 'name not known'}) was on the GPUs before the run")
-    means = [_mean(s.power, (-math.inf, began)) for s in sensors.each]
+    means = [_mean(s.power, (-math.inf, end)) for s in sensors.each]
     known = [m for m in means if m is not None]
     if not known or len(known) < len(means):
         silent = sensors.each[means.index(None)].name if means else "the node"

@@ -63,7 +63,7 @@ def test_extremes_and_reasons_are_of_all_gpus() -> None:
 
 
 def test_one_silent_gpu_makes_the_sum_of_power_unknown_and_not_smaller() -> None:
-    half = [tick(t / 10, {"index": 0, "power_w": 100.0}, {"index": 1, "power_w": 50.0 if t < 5 else None})
+    half = [tick(t / 10 - 0.05, {"index": 0, "power_w": 100.0}, {"index": 1, "power_w": 50.0 if t < 5 else None})
             for t in range(1, 9)]  # fmt: skip
     found = joined(columns([0.4, 0.4]), [ONE_GPU, *half])
     assert found.power_w[0] == pytest.approx(150.0)
