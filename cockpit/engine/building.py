@@ -14,7 +14,7 @@ from cockpit.core.records import Access, GroupPlan, RunPlan, ServerSpec
 from cockpit.core.resources import data_dir
 from cockpit.engine.admit import Connect, accesses, close
 from cockpit.engine.images import Built, Place, build, build_args, build_argv
-from cockpit.hosts.shell import quote
+from cockpit.hosts.shell import quote, ssh
 
 Tell = Callable[[str, str], None]  # a server's name, a line
 _LOGIN = re.compile(r"://[^/\s@]+@")
@@ -89,10 +89,7 @@ def _commands(name: str, server: ServerSpec, run: RunPlan, access: Access) -> It
 def _there(command: str, access: Access) -> str:
     if access.address == "local":
         return command
-    port = f"-p {access.port} " if access.port else ""
-    config = f"-F {quote(access.config)} " if access.config else ""
-    identity = f"-i {quote(access.identity)} " if access.identity else ""
-    return f"ssh {config}{port}{identity}{quote(access.address)} {quote(command)}"
+    return " ".join(map(quote, [*ssh(access), command]))
 
 
 def _valued(argv: Sequence[str], args: dict[str, str]) -> Iterator[str]:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from cockpit.core.errors import ServerError
 from cockpit.core.text import printable
 from cockpit.engine.findings import Finding, ok, warn
+from cockpit.hosts.shell import ssh
 
 if TYPE_CHECKING:
+    from cockpit.core.records import Access
     from cockpit.hosts.base import Host
 
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED", "TIMEOUT", "STALLED", "NODE_FAIL", "PREEMPTED")
@@ -39,7 +41,7 @@ async def leftovers(host: Host, workdir: str, python: str) -> Iterable[Finding]:
         )
     if not queues:
         return [ok("agents", f"no queue is left in {workdir}")]
-    told = [_queue(q, host.access.address, [python, pyz]) for q in queues[:_MOST]]
+    told = [_queue(q, host.access, [python, pyz]) for q in queues[:_MOST]]
     if len(queues) > _MOST:
         told.append(warn("agents", f"and {len(queues) - _MOST} more queues in {workdir}/groups."))
     return told
@@ -65,13 +67,13 @@ def _queues(output: bytes) -> list[Mapping[str, Any]] | None:
     return [q for q in queues if isinstance(q, dict)] if isinstance(queues, list) else None
 
 
-def _command(address: str, argv: Sequence[str]) -> str:
+def _command(access: Access, argv: Sequence[str]) -> str:
     """A command that a user may copy: over ssh, whose far end reads its words once more."""
     words = shlex.join(argv)
-    return words if address == "local" else shlex.join(["ssh", address, words])
+    return words if access.address == "local" else shlex.join([*ssh(access), words])
 
 
-def _queue(queue: Mapping[str, Any], address: str, agent: Sequence[str]) -> Finding:
+def _queue(queue: Mapping[str, Any], access: Access, agent: Sequence[str]) -> Finding:
     """One queue: who works it, what is in it, and what tidies it up."""
     from cockpit.hosts.look import size
 
@@ -83,7 +85,7 @@ def _queue(queue: Mapping[str, Any], address: str, agent: Sequence[str]) -> Find
     left = [r for r in runs if r.get("state") not in _ENDED]
     by = queue.get("size_by")
     what = f"group {group}, {age(queue.get('age_s'))}, {size(by if isinstance(by, int) and by < 1 << 63 else None)}"
-    clean = _command(address, [*agent, "clean", path])
+    clean = _command(access, [*agent, "clean", path])
     named = shlex.quote(printable(group))  # a server's own word, in a command to copy
     if queue.get("alive"):
         running = queue.get("running")
@@ -91,7 +93,7 @@ def _queue(queue: Mapping[str, Any], address: str, agent: Sequence[str]) -> Find
         to_go = f"{len(left)} of {len(runs)} runs to go"
         return ok("agents", f"{what}: an agent works it (pid {queue.get('pid')}{now}, {to_go})")
     if left:
-        stop = _command(address, [*agent, "stop", path])
+        stop = _command(access, [*agent, "stop", path])
         return warn(
             "agents",
             f"{what}: its agent is gone, and {len(left)} of {len(runs)} runs are not done.",

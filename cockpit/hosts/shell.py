@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
+
+from cockpit.core.records import Access
 
 # What the agent fills in.
 PLACES = ("RUN_DIR", "OUT_DIR", "CODE_DIR", "CACHE_DIR", "FILES_DIR", "SECRETS_DIR", "WORK_DIR")
@@ -18,6 +21,15 @@ def fill(word: str) -> str:
     """A word in which the agent's places stay variables for the shell, and all else means itself."""
     parts = [f'"{part}"' if _PLACE.fullmatch(part) else quote(part) for part in _PLACE.split(word) if part]
     return "".join(parts) or "''"
+
+
+def ssh(access: Access, name: str | None = None) -> list[str]:
+    """The system's ssh to a machine as a user types it; `name` in place of its address."""
+    words = ["ssh"]
+    for flag, value in (("-F", access.config), ("-i", access.identity)):
+        words += [flag, str(Path(value).expanduser())] if value is not None else []
+    words += ["-p", str(access.port)] if access.port is not None else []
+    return [*words, name or access.address]
 
 
 def comment(text: str) -> Iterator[str]:

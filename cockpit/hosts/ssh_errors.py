@@ -15,6 +15,7 @@ from cockpit.core.errors import ServerError
 from cockpit.core.records import Access
 from cockpit.core.text import printable
 from cockpit.hosts.base import LoginRefused, ServerLost
+from cockpit.hosts.shell import ssh
 
 
 @dataclass
@@ -46,14 +47,7 @@ class Way:
 
     def ssh(self) -> str:
         """The command that logs in by hand."""
-        words = ["ssh"]
-        if self.access.config is not None:
-            words += ["-F", str(Path(self.access.config).expanduser())]
-        if self.access.port is not None:
-            words += ["-p", str(self.access.port)]
-        if self.access.identity is not None:
-            words += ["-i", str(Path(self.access.identity).expanduser())]
-        return shlex.join([*words, self.name])
+        return shlex.join(ssh(self.access, self.name))
 
 
 def explain(e: Exception, way: Way) -> ServerError:

@@ -77,7 +77,8 @@ class _Part:
         make = " ".join(["mkdir -p", *folders, *([f"{_Q}/secrets"] if self.secrets else [])])
         if self.far:
             yield f'far() {{ {" ".join(map(shell.quote, ssh(self.access)))} "$1"; }}'
-            yield f"far {_command('umask 077', *names, make)}"
+            # ssh would read the rest of a script that is pasted, or comes by a pipe
+            yield f"far {_command('umask 077', *names, make)} < /dev/null"
         else:
             yield from [*names, make]
         yield from self._uploads(names)

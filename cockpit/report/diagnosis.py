@@ -12,7 +12,7 @@ from typing import Any
 
 from cockpit.core.text import printable
 
-_COMMAND = re.compile(r"`[^`]*`|\bssh \S+ '[^']*'")
+_COMMAND = re.compile(r"`[^`]*`|\bssh [^';]*'[^']*'")
 _KEPT = "\N{NO-BREAK SPACE}"
 _WORDS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
 _COLORS = {"ok": "32", "warn": "33", "fail": "1;31", "bold": "1", "dim": "2"}

@@ -10,6 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cockpit.core.records import Access
 from cockpit.engine import checks_gpus, checks_machine
 from cockpit.engine.checks_leftovers import _queue
 from cockpit.hosts import LocalHost
@@ -92,22 +93,22 @@ def test_a_missing_driver_is_told_with_its_devices() -> None:
 
 def test_a_forgotten_queue_says_its_age_size_and_what_tidies_it_up() -> None:
     queue = {"path": "/w/groups/g 1.k", "group": "g-1", "alive": False, "age_s": 7300.0, "size_by": 5_000_000}
-    left = _queue({**queue, "runs": [{"run": "r", "state": "RUNNING"}]}, "local", ["python3", "a.pyz"])
+    left = _queue({**queue, "runs": [{"run": "r", "state": "RUNNING"}]}, Access(), ["python3", "a.pyz"])
     assert left.level == "warn"
     assert left.text == "group g-1, 2 h old, 5.0 MB: its agent is gone, and 1 of 1 runs are not done."
     assert "python3 a.pyz clean '/w/groups/g 1.k'" in str(left.mend)
-    done = _queue({**queue, "runs": [{"run": "r", "state": "SUCCEEDED"}]}, "local", ["python3", "a.pyz"])
+    done = _queue({**queue, "runs": [{"run": "r", "state": "SUCCEEDED"}]}, Access(), ["python3", "a.pyz"])
     assert "done, not fetched" in done.text
-    assert _queue({**queue, "alive": True, "pid": 7}, "local", ["x"]).level == "ok"
+    assert _queue({**queue, "alive": True, "pid": 7}, Access(), ["x"]).level == "ok"
 
 
 def test_what_a_server_calls_its_queues_is_data_in_the_commands_to_copy() -> None:
     said = {"path": "/w x/groups/$(id).k", "group": "g;`id`", "age_s": 10**400, "size_by": 10**400, "runs": []}
-    mend = _queue(said, "user@there", ["python3", "/w x/a.pyz"]).mend or ""
+    mend = _queue(said, Access(address="user@there", config="/my conf"), ["python3", "/w x/a.pyz"]).mend or ""
     assert "fetch 'g;`id`'" in mend
     typed = shlex.split(mend.rpartition("throw it away: ")[2])
-    assert typed[:2] == ["ssh", "user@there"]
-    assert shlex.split(typed[2]) == ["python3", "/w x/a.pyz", "clean", said["path"]], "the far shell reads it again"
+    assert typed[:-1] == ["ssh", "-F", "/my conf", "user@there"]
+    assert shlex.split(typed[-1]) == ["python3", "/w x/a.pyz", "clean", said["path"]], "the far shell reads it again"
 
 
 async def test_machines_meet_on_ports_or_say_why_not() -> None:
