@@ -16,6 +16,8 @@ from typing import Any, TypeGuard
 MOST_DEVICES = 1024
 _MOST_FIELDS = 64
 _MOST_ERRORS = 100
+# What stands in a sample and is no value of it; the last ones only where it is a mean over several.
+_APART = frozenset({"index", "stale_s", "energy_at", "min", "max", "num", "first"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def _whole(value: Any) -> TypeGuard[int]:
 
 def _merge(values: dict[str, Known], sample: Mapping[str, Any], at: int) -> None:
     for name, value in sample.items():
-        if name in {"index", "stale_s", "energy_at"} or (name not in values and len(values) >= _MOST_FIELDS):
+        if name in _APART or (name not in values and len(values) >= _MOST_FIELDS):
             continue
         own = sample.get("energy_at") if name == "energy_j" else None
         values[name] = Known(value, own if _whole(own) else at)

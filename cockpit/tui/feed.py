@@ -15,27 +15,48 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cockpit.core.events import Event, Iteration
+from cockpit.core.gpu import DeviceNow, MachineNow, number
 from cockpit.core.state import RunState
 from cockpit.engine.observer import GroupInfo, Outcome
 from cockpit.tui.logs import LogStore
 
 SPEED_STEPS = 10  # steps over which the chart says tokens a second
 HISTORY = 60  # samples of a server's load that are kept for its trace
+_TRACE_NS = 450_000_000  # between two of them by the server's clock: a trace of ten a second would show a second
 BEGIN, RUNS, CHARTS, SERVERS, LOG, END = "begin", "runs", "charts", "servers", "log", "end"
+# What a server says of its sensors that is news for people, and how it is told.
+_NEWS = {"blocked": "warning", "recovered": "info", "ended": "warning", "gone": "warning", "event": "warning"}
+_NEWS_CHARS = 300
 
 
 @dataclass(slots=True)
 class ServerView:
-    """What is shown of a server's telemetry. `taken` is the feed's clock at the last sample."""
+    """What is shown of a server's telemetry. `now` is given the feed's clock."""
 
     name: str
     side: int
     vendor: str = ""
-    hello: Mapping[str, Any] | None = None
-    tick: Mapping[str, Any] | None = None
-    gap: str | None = None
-    taken: float | None = None
+    now: MachineNow = field(default_factory=MachineNow)
     history: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    traced_ns: int | None = None
+
+    @property
+    def devices(self) -> list[DeviceNow]:
+        """The GPUs by index."""
+        return list(self.now.each())
+
+    @property
+    def source(self) -> str | None:
+        """Who reads the sensors, by the name that the agent gives it."""
+        return str((self.now.hello or {}).get("backend") or "") or None
+
+    def trace(self) -> None:
+        """Keep the load of the last sample, where the one before it is old enough."""
+        at = self.now.at_ns
+        if at is not None and (self.traced_ns is None or not 0 <= at - self.traced_ns < _TRACE_NS):
+            load = load_of(self.now)
+            self.traced_ns = at
+            self.history.append(math.nan if load is None else load)
 
 
 class Feed:
@@ -84,16 +105,27 @@ class Feed:
         server = self.servers.get(state.server) if state else None
         if server is None or tick.get("node"):  # of several nodes the first one is shown
             return
-        kind = tick.get("type")
-        if kind == "hello":
-            server.hello, server.gap = tick, None
-        elif kind == "gap":
-            server.gap = str(tick.get("reason") or "samples are missing")
-        elif kind == "tick":
-            server.tick, server.taken, server.gap = tick, self.now(), None
-            load = load_of(tick)
-            server.history.append(math.nan if load is None else load)
+        before = server.source
+        kind = server.now.take(tick, self.now())
+        if kind is None:
+            return
+        if kind == "tick":
+            server.trace()
+        elif kind == "err":
+            self._news(server, tick)
+        elif kind == "hello" and before and server.source and server.source != before:
+            self.note("warning", f"{server.name}: sensors are read by {server.source} now, before by {before}")
         self._dirty.add(SERVERS)
+
+    def _news(self, server: ServerView, line: Mapping[str, Any]) -> None:
+        """An error line of the agent, where it says more than why a field is unknown."""
+        code = line.get("code")
+        level = _NEWS.get(code) if isinstance(code, str) else None
+        if level is None:
+            return
+        gpu = f" GPU {line['index']}" if isinstance(line.get("index"), int) else ""
+        text = " ".join(str(line.get("text") or line.get("event") or code).split())[:_NEWS_CHARS]
+        self.note("error" if line.get("event") == "xid" else level, f"{server.name}{gpu}: {text}")
 
     def note(self, level: str, text: str) -> None:
         """A sentence for the user."""
@@ -190,11 +222,10 @@ def run_progress(run: RunState) -> float | None:
     return min(1.0, run.last.step / run.total) if run.total else None
 
 
-def load_of(tick: Mapping[str, Any]) -> float | None:
-    """A server's load 0..1: the mean of its devices where it has some, else its CPU."""
-    loads = [d["util"] for d in tick.get("devices") or () if d.get("util") is not None]
-    if loads:
-        return math.fsum(loads) / len(loads)
-    host = tick.get("host") or {}
-    value = host.get("cpu_util")
-    return None if value is None else float(value)
+def load_of(now: MachineNow) -> float | None:
+    """A machine's load 0..1: the mean of its GPUs where it has some, else its CPU."""
+    if now.devices:
+        loads = [load for device in now.devices.values() if (load := device.number("util")) is not None]
+        return math.fsum(loads) / len(loads) if loads else None
+    known = now.host.get("cpu_util")
+    return None if known is None else number(known.value)

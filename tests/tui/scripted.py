@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,6 +81,24 @@ def comparison(verdict: str = "indistinguishable", why: str = "The interval hold
         "published": [],
         "notes": [],
     }
+
+
+# What a GPU says ten times a second, with the slow fields among it.
+_GPU = {
+    "mem_busy": 0.4,
+    "mem_used": 61e9,
+    "mem_total": 150e9,
+    "temp_hot_c": None,
+    "temp_mem_c": 66.0,
+    "clk_sm_mhz": 1755.0,
+    "clk_min_mhz": 1755.0,
+    "clk_max_mhz": 1755.0,
+    "clk_mem_mhz": 3201.0,
+    "throttle": ["power"],
+    "tensor": 0.43,
+    "dram_bw": 0.31,
+    "energy_j": 1234567.0,
+}
 
 
 class Script:
@@ -172,7 +191,9 @@ class Script:
     def tick(self, run: str, load: float | None, devices: Sequence[Mapping[str, Any]] = (), **host: Any) -> None:
         """One sample."""
         values = {"cpu_util": load, "mem_used": 3.2 * 2**30, "mem_total": 16 * 2**30, "power_w": None, **host}
-        self.observer.tick(run, {"type": "tick", "seq": 0, "devices": list(devices), "host": values})
+        at = time.monotonic_ns()
+        stamps = {"seq": 0, "t_mono_ns": at, "t_wall_ns": at}
+        self.observer.tick(run, {"type": "tick", **stamps, "devices": list(devices), "host": values})
 
 
 class Duel(Script):
@@ -241,7 +262,7 @@ class Duel(Script):
         while True:
             load = min(1.0, max(0.0, self._random.gauss(0.8, 0.12)))
             devices = [
-                {"index": i, "util": load, "mem_used": 61e9, "mem_total": 150e9, "power_w": 640.0, "temp_c": 61.0}
+                {**_GPU, "index": i, "util": load, "power_w": 640.0 + i, "temp_edge_c": 51.0 + i}
                 for i in range(self.gpus)
             ]
             self.tick(run, load, devices)

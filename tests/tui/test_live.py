@@ -109,10 +109,16 @@ async def test_a_server_with_gpus_has_a_line_each() -> None:
         await until(pilot, "no sample yet")
         run = script.name("h200")
         script.hello(run, backend="nvml")
-        device = {"util": 0.97, "mem_used": 61 * 2**30, "mem_total": 139 * 2**30, "power_w": 640.0, "temp_c": 61.0}
+        device = {
+            "util": 0.97,
+            "mem_used": 61 * 2**30,
+            "mem_total": 139 * 2**30,
+            "power_w": 640.0,
+            "temp_edge_c": 61.0,
+        }
         script.tick(run, 0.1, [{"index": 0, **device}, {"index": 1, **device, "power_w": None}])
-        await until(pilot, "61.0/139 GiB 640 W 61 °C")
-        assert "power n/a 61 °C" in shown(app)
+        await until(pilot, "61.0/139 GiB 640 W 61 °C edge")
+        assert "power n/a 61 °C edge" in shown(app)
 
 
 async def test_wire_lines_are_hidden_and_w_shows_them() -> None:
