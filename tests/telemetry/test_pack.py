@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import os
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,23 @@ def test_the_agent_is_a_file_that_runs(tmp_path: Path) -> None:
         [sys.executable, "-I", str(pyz), "--version"], capture_output=True, text=True, timeout=LIMIT_S, check=True
     )
     assert done.stdout.strip()
+
+
+def test_nvidias_binding_travels_as_it_is_installed_and_is_found_without_site(tmp_path: Path) -> None:
+    package = build_agent()
+    with zipfile.ZipFile(io.BytesIO(package.data)) as archive:
+        packed = archive.read("pynvml.py")
+    assert packed == Path(str(distribution("nvidia-ml-py").locate_file("pynvml.py"))).read_bytes()
+    assert b"Redistributions of source code must retain the above copyright" in packed[:2000]
+    ast.parse(packed, feature_version=(3, 8))
+    pyz = tmp_path / "agent.pyz"
+    pyz.write_bytes(package.data)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import pynvml; print(pynvml.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-I", "-S", "-c", code, str(pyz)],
+        capture_output=True, text=True, timeout=LIMIT_S, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == f"{pyz}/pynvml.py"
 
 
 @pytest.mark.parametrize(("what", "build"), [("agent", build_agent), ("code", build_code)])
