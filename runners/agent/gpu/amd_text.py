@@ -93,7 +93,8 @@ def number_in(raw: Any, counter: bool = False) -> Optional[float]:
         found = _NUMBER.match(raw.strip())
         if found is None:
             return None
-        raw = float(found.group(1)) if "." in found.group(1) else int(float(found.group(1)))
+        digits = found.group(1)
+        raw = int(digits) if digits.lstrip("-").isdigit() else float(digits)
     value = number(raw)
     return None if value in (_EMPTY[1:] if counter else _EMPTY) else value
 

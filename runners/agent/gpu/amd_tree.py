@@ -65,7 +65,8 @@ def find(sys_root: str) -> List[Card]:
 def users(sys_root: str, cards: List[Card]) -> Optional[List[List[Dict[str, Any]]]]:
     """For each card the processes that hold memory of it, by the compute driver; None where it is not to be asked.
 
-    Names and runs are not looked for. The vendor's tools may start a context of their own on the GPU when they are asked for processes; this does not.
+    Names and runs are not looked for. The vendor's tools may start a context of their own on the GPU when they are
+    asked for processes; this does not.
     """
     root = sys_root + "/class/kfd/kfd/proc"
     try:
