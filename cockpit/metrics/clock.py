@@ -5,7 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.floating[Any]]
 
 # Two plain quartz clocks, each up to 100 ppm from true time: what cheap boards do when hot, and what time daemons
 # stay below. Kernels may slew a clock by 500 ppm while they mend it, which pings every 10 s see as new points.
@@ -56,6 +62,12 @@ class Clock:
             high = max(before.offset_s + before.error_s, after.offset_s + after.error_s)
         offset = min(max(offset, low), high)
         return offset, max(high - offset, offset - low)
+
+    def offsets(self, t: Floats) -> Floats:
+        """`offset` without its bound, of many times; there must be a point."""
+        import numpy as np
+
+        return np.interp(t, self._t, [p.offset_s for p in self.points])
 
     def to_cockpit(self, t: float) -> tuple[float, float] | None:
         """The cockpit's time (s) when the server's clock showed `t`, and its error bound (s)."""

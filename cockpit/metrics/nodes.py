@@ -2,7 +2,7 @@
 
 What adds up (power, energy, GPUs) is known only where every node's part is: a sum with a part missing is no sum. Of
 what has a maximum the largest known one counts, and the note names who was not seen. Each node's telemetry bears its
-own clock, and a stretch of time is cut by it: the nodes' clocks are taken to agree.
+own clock; all are read by the clock of the node whose iterations count, as far as pings told how they differ.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from cockpit.metrics import energy, telemetry, throttling
 from cockpit.metrics.energy import Energy
+from cockpit.metrics.lineup import line_up
 from cockpit.metrics.telemetry import Reading, Telemetry
 
 Window = tuple[float, float] | None
@@ -21,10 +22,15 @@ Window = tuple[float, float] | None
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """One Telemetry a node, in their order; `names` are what notes call them."""
+    """One Telemetry a node, in their order; `names` are what notes call them.
+
+    `clock_errors` says how far each one's times may be off (s) by the clock of the node whose iterations count; None
+    where that was not measured, and the clocks are taken to agree.
+    """
 
     each: tuple[Telemetry, ...]
     names: tuple[str, ...]
+    clock_errors: tuple[float | None, ...] = ()
 
     @property
     def first(self) -> Telemetry:
@@ -132,7 +138,10 @@ def read(streams: Sequence[Lines], meta: Mapping[str, Any]) -> Nodes:
     listed = (meta.get("handle") or {}).get("nodes") or ()
     count = max(1, len(streams), len(listed))
     lines = [*streams, *([()] * (count - len(streams)))]
-    return Nodes(tuple(telemetry.read_ticks(each, meta.get("gpus")) for each in lines), _names(listed, count))
+    found = tuple(telemetry.read_ticks(each, meta.get("gpus")) for each in lines)
+    log_node = (meta.get("plan") or {}).get("log_node")
+    lined, errors = line_up(found, log_node if isinstance(log_node, int) else 0)
+    return Nodes(lined, _names(listed, count), errors)
 
 
 def _names(listed: Sequence[Any], count: int) -> tuple[str, ...]:

@@ -374,5 +374,9 @@ def _provenance(run: _Run) -> dict[str, Any]:
         out["boot_id"] = boot
     if len(run.ticks.each) > 1:
         hellos = [one.hello or {} for one in run.ticks.each]
-        out["nodes"] = [{"boot_id": hello.get("boot_id"), "host": hello.get("host")} for hello in hellos]
+        errors = run.ticks.clock_errors or (None,) * len(hellos)
+        out["nodes"] = [
+            {"boot_id": hello.get("boot_id"), "host": hello.get("host"), "clock_error_s": error}
+            for hello, error in zip(hellos, errors, strict=True)
+        ]
     return out

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cockpit.metrics.clock import Point, point_of
 from cockpit.metrics.sightings import Sightings
 from cockpit.metrics.tickcolumns import Device, Points, extremes, first_reading, number, readings
 
@@ -67,6 +68,7 @@ class Telemetry:
     energy_src: str | None = None
     hellos: tuple[Mapping[str, Any], ...] = ()
     sightings: Sightings = field(default_factory=Sightings)
+    clock_points: tuple[Point, ...] = ()  # how the server's wall clock stood to the cockpit's
     courses: dict[str, Any] = field(default_factory=dict)  # what energy.py made of it, kept
 
     def __len__(self) -> int:
@@ -116,7 +118,7 @@ class Telemetry:
 
 
 def read_ticks(lines: Iterable[Mapping[str, Any]], gpus: Iterable[int] | None = None) -> Telemetry:
-    """Columns from telemetry lines in the order they were written; other lines than hello, tick and err say nothing.
+    """Columns from telemetry lines (hello, tick, err, clock) in the order they were written; others say nothing.
 
     `gpus` keeps only those indices. A tick that came twice (boot_id, agent_id, seq) counts once, and one whose wall
     clock does not move on is left out. Whatever a server wrote, this raises nothing.
@@ -130,6 +132,8 @@ def read_ticks(lines: Iterable[Mapping[str, Any]], gpus: Iterable[int] | None = 
             reader.hello(line)
         elif kind == "err":
             reader.sightings.error(line)
+        elif kind == "clock" and (point := point_of(line)) is not None:
+            reader.clock_points.append(point)
     return reader.telemetry()
 
 
@@ -138,6 +142,7 @@ class _Reader:
 
     def __init__(self, keep: frozenset[int] | None) -> None:
         self.sightings = Sightings()
+        self.clock_points: list[Point] = []
         self._keep = keep
         self._hellos: list[Mapping[str, Any]] = []
         self._hz = math.nan
@@ -237,6 +242,7 @@ class _Reader:
             energy_src=self._energy_src,
             hellos=tuple(self._hellos),
             sightings=self.sightings,
+            clock_points=tuple(self.clock_points),
         )
         for index, device in sorted(self._devices.items()):
             found.devices[index] = device.columns(t.size)

@@ -73,7 +73,10 @@ def test_each_node_has_a_place_in_the_provenance() -> None:
     second = [hello(boot_id="other", host={"hostname": "h2"}), *gpu_ticks()[1:]]
     found = of_two(second)["provenance"]
     assert found["boot_id"] == "boot"
-    assert found["nodes"] == [{"boot_id": "boot", "host": None}, {"boot_id": "other", "host": {"hostname": "h2"}}]
+    assert found["nodes"] == [
+        {"boot_id": "boot", "host": None, "clock_error_s": 0.0},
+        {"boot_id": "other", "host": {"hostname": "h2"}, "clock_error_s": None},
+    ]
 
 
 def test_nodes_that_prepared_other_data_are_told() -> None:
