@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cockpit.telemetry.pack import build_agent
 from runners.agent.gpu.nvml_hot import throttle
 from runners.agent.gpu.source import (
     BAD_VALUE,
@@ -510,6 +513,50 @@ def test_links_over_a_switch_join_every_pair(two: FakeNvml, drive: Drive) -> Non
     assert [d["links"] for d in driven.devices] == [
         [{"to": 1, "kind": "NVLink", "count": 18}], [{"to": 0, "kind": "NVLink", "count": 18}]
     ]  # fmt: skip
+
+
+_IN_THE_PACKAGE = """
+import json, resource, statistics, sys, time
+sys.path.insert(0, sys.argv[1])
+from agent.gpu.nvml import Nvml
+source = Nvml()
+source.open()
+print(json.dumps(source.hot()))
+for _ in range(500):
+    source.hot()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+took = []
+for _ in range(3000):
+    begun = time.perf_counter()
+    source.hot()
+    took.append((time.perf_counter() - begun) / len(source.devices))
+print(statistics.median(took), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+source.close()
+"""
+
+
+def _interpreters() -> list[str]:
+    """This Python, and the oldest supported one where this machine has it."""
+    old = shutil.which("python3.8")
+    works = old and subprocess.run([old, "-c", "pass"], capture_output=True, check=False).returncode == 0
+    return [sys.executable, *([old] if old and works else [])]
+
+
+@pytest.mark.parametrize("interpreter", _interpreters())
+def test_the_packed_agent_reads_eight_gpus_for_little(tmp_path: Path, nvml_library: Path, interpreter: str) -> None:
+    fake = FakeNvml(tmp_path / "fakes", nvml_library, gpus=8)
+    pyz = tmp_path / "agent.pyz"
+    pyz.write_bytes(build_agent().data)
+    done = subprocess.run(
+        [interpreter, "-W", "error", "-I", "-S", "-c", _IN_THE_PACKAGE, str(pyz)], env=environment(fake.program),
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    hot, cost = done.stdout.splitlines()
+    assert [reading["power_w"] for reading in json.loads(hot)] == [WATTS] * 8
+    seconds, kilobytes = map(float, cost.split())
+    assert seconds < 0.2e-3, "of a tick, for each GPU"
+    assert kilobytes < 1000, "memory that 24,000 readings left behind"
 
 
 @given(st.integers(0, 2**64 - 1))
