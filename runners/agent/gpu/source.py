@@ -163,7 +163,7 @@ DEVICE_KEYS = (
     "power_scope",  # gpu, package
     "clk_sm_max_mhz",
     "pcie",  # {"gen", "width"} as negotiated
-    "links",  # [{"to": index, "kind": "NVLink"|"XGMI"|"PCIe"..., "count"}]; [] where it is alone
+    "links",  # [{"to": index, "kind": "NVLink"|"XGMI"|"PCIe"..., "count"}], "path" beside PCIe; [] where alone
 )
 
 
