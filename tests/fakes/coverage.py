@@ -41,6 +41,12 @@ def captures(vendor: str, root: Path) -> list[Capture]:
     return found
 
 
+def section(vendor: str, root: Path) -> str:
+    """What stands in the page of a vendor: its table, and what its module remarks below it."""
+    remarks = getattr(importlib.import_module(f"tests.fakes.{vendor}_captures"), "remarks", lambda _: "")(root)
+    return table(captures(vendor, root)) + str(remarks)
+
+
 def table(found: Iterable[Capture]) -> str:
     """A row for each model, tool and version: what came out of at least one of its captures, and what of none."""
     groups: dict[tuple[str, str, str], list[Capture]] = {}
@@ -88,7 +94,7 @@ def main() -> int:
         print("EKVI_REAL_DATA names no folder of real captures", file=sys.stderr)
         return 2
     for vendor in words.vendor or VENDORS:
-        new = table(captures(vendor, Path(root)))
+        new = section(vendor, Path(root))
         if words.write:
             PAGE.write_text(replaced(PAGE.read_text(), vendor, new))
         else:
