@@ -308,7 +308,8 @@ def idle_w(telemetry: Telemetry, began: float | None, run: str | None) -> Readin
     lasted = float(telemetry.clock[before][-1] - telemetry.clock[0]) if before.any() else 0.0
     if lasted < _IDLE_S:
         return Reading(None, "no telemetry of the time before the run began")
-    others = telemetry.sightings.strangers(run, (-math.inf, began))
+    own = began - telemetry.moved_s  # by the clock of the machine that saw them
+    others = telemetry.sightings.strangers(run, (-math.inf, own))
     if others:
         seen = others[0][0]
         return Reading(None, f"process {seen.pid} ({seen.name or 'name not known'}) was on the GPUs before the run")
@@ -319,7 +320,7 @@ def idle_w(telemetry: Telemetry, began: float | None, run: str | None) -> Readin
         return Reading(None, f"{silent} reports no power before the run")
     told = f"scope: {sensors.words}, {lasted:.1f} s before the run"
     asked = telemetry.sightings.first_asked
-    unasked = bool(telemetry.devices) and (asked is None or asked > began)
+    unasked = bool(telemetry.devices) and (asked is None or asked > own)
     return Reading(math.fsum(known), told + ("; who else was on the GPUs is not known" if unasked else ""))
 
 

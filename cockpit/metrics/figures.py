@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cockpit.metrics import origin
 from cockpit.metrics.nodes import Nodes
 from cockpit.metrics.telemetry import Reading
 
@@ -31,7 +30,7 @@ def energy_figures(
 
     `window` is the steady part (s, wall clock) with `tokens` in it; None where the log does not say.
     """
-    lasted, own = origin.span(meta), meta.get("id")
+    lasted, own = ticks.span(meta), meta.get("id")
     found = ticks.energy(lasted)
     whole = found.reading()
     idle = ticks.idle_w(lasted[0] if lasted else None, str(own) if own else None)

@@ -50,9 +50,11 @@ def _moved(one: Telemetry, clock: Clock, reference: Clock) -> Telemetry:
     def points(found: Points) -> Points:
         return replace(found, t=move(found.t))
 
+    t = move(one.t)
     return replace(
         one,
-        t=move(one.t),
+        t=t,
+        moved_s=float(t[0] - one.t[0]),
         counters={index: points(found) for index, found in one.counters.items()},
         host_counter=None if one.host_counter is None else points(one.host_counter),
         courses={},

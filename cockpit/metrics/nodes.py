@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cockpit.metrics import energy, telemetry, throttling
+from cockpit.metrics import energy, origin, telemetry, throttling
 from cockpit.metrics.energy import Energy
 from cockpit.metrics.lineup import line_up
 from cockpit.metrics.telemetry import Reading, Telemetry
@@ -51,6 +51,11 @@ class Nodes:
     def model(self) -> str | None:
         """The GPUs' model; several joined; None without a GPU."""
         return " + ".join(dict.fromkeys(m for one in self.each if (m := one.model()))) or None
+
+    def span(self, meta: Mapping[str, Any]) -> Window:
+        """From RUNNING to the run's end, which the first node tells, by the clock that the iterations bear."""
+        found = origin.span(meta)
+        return None if found is None else (found[0] + self.first.moved_s, found[1] + self.first.moved_s)
 
     def energy(self, window: Window) -> Energy:
         """Energy (J) of all nodes in `window`, None being all readings; see energy.energy."""

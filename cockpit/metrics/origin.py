@@ -30,11 +30,12 @@ def origin(each: Sequence[Telemetry], meta: Mapping[str, Any]) -> dict[str, Any]
     spoken = [_node(i, one, meta) for i, one in enumerate(each) if one.hello is not None]
     if spoken:
         out["telemetry"] = spoken
+    windows = [_by_own_clock(one, each[0], meta) for one in each]
     if any(one.sightings.asked for one in each):
-        found = [n for i, one in enumerate(each) for n in _neighbours(i, one, meta)]
+        found = [n for i, one in enumerate(each) for n in _neighbours(i, one, meta, windows[i])]
         out["neighbours"] = found[:_MOST]
     events = [{"node": i, **event} for i, one in enumerate(each) for event in one.sightings.events]
-    events = [e for e in events if _inside(e["t"], meta)]
+    events = [e for e in events if e["t"] is None or windows[e["node"]][0] <= e["t"] <= windows[e["node"]][1]]
     if events:
         out["gpu_events"] = events[:_MOST]
     return out
@@ -47,9 +48,11 @@ def span(meta: Mapping[str, Any]) -> tuple[float, float] | None:
     return (float(began), float(ended)) if known else None  # type: ignore[arg-type]
 
 
-def _inside(t: float | None, meta: Mapping[str, Any]) -> bool:
-    window = span(meta)
-    return window is None or t is None or window[0] <= t <= window[1]
+def _by_own_clock(one: Telemetry, first: Telemetry, meta: Mapping[str, Any]) -> tuple[float, float]:
+    """The run's span, which the first node tells, by the clock of another node."""
+    window = span(meta) or (-math.inf, math.inf)
+    shift = first.moved_s - one.moved_s
+    return window[0] + shift, window[1] + shift
 
 
 def _node(node: int, one: Telemetry, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,9 +72,10 @@ def _node(node: int, one: Telemetry, meta: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _neighbours(node: int, one: Telemetry, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _neighbours(
+    node: int, one: Telemetry, meta: Mapping[str, Any], window: tuple[float, float]
+) -> list[dict[str, Any]]:
     run = meta.get("id")
-    window = span(meta) or (-math.inf, math.inf)
     lasted = window[1] - window[0] if math.isfinite(window[1] - window[0]) else 0.0
     return [
         {

@@ -69,6 +69,7 @@ class Telemetry:
     hellos: tuple[Mapping[str, Any], ...] = ()
     sightings: Sightings = field(default_factory=Sightings)
     clock_points: tuple[Point, ...] = ()  # how the server's wall clock stood to the cockpit's
+    moved_s: float = 0.0  # by how much `t` was moved onto another node's clock; sightings stay by its own
     courses: dict[str, Any] = field(default_factory=dict)  # what energy.py made of it, kept
 
     def __len__(self) -> int:

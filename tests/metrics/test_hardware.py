@@ -302,3 +302,24 @@ def test_the_whole_run_s_energy_leaves_the_idle_baseline_out() -> None:
     assert value["node_energy_j"] is None
     assert found["energy"]["scope"] == "gpu"
     assert found["provenance"]["telemetry"][0]["devices"][0]["model"] == "NVIDIA H200"
+
+
+def test_the_run_s_span_is_told_by_the_first_node_and_meant_by_every_clock() -> None:
+    def node(ahead: float, boot: str) -> list[dict[str, Any]]:
+        clock = [{"type": "clock", "t_wall_ns": round((START + ahead + t) * 1e9), "offset_s": ahead, "error_s": 0.001,
+                  "rtt_s": 0.002} for t in (0.0, 110.0)]  # fmt: skip
+        ticks = [tick(ahead + k / 10, {"index": 0, "power_w": 70.0 if k < 50 else 500.0}) for k in range(1060)]
+        ticks[0]["devices"][0]["procs"] = []
+        ticks[300]["devices"][0]["procs"] = [proc(9, "other")]
+        return [hello({"index": 0}, boot_id=boot, hz=10.0), *clock, *ticks]
+
+    handle = {"nodes": [{"access": {"address": a}} for a in ("h1", "h2")]}
+    about = meta("mine", vendor="nvidia", handle=handle, plan={"log_node": 1, "stages": []}, **ABOUT)
+    table = columns([0.5] * 100)
+    table["t"] += 90.0 + 5.0  # the second node tells the iterations, by its own clock
+    found = summarise(about, table, node(0.0, "b"), others=[node(90.0, "c")])
+    value = {name: metric["value"] for name, metric in found["metrics"].items()}
+    assert value["energy_j"] == pytest.approx(100_000, rel=0.001)
+    assert value["power_idle_w"] == pytest.approx(140.0, rel=0.01)
+    assert value["power_w"] == pytest.approx(1000.0)
+    assert [(n["node"], n["pid"]) for n in found["provenance"]["neighbours"]] == [(0, 9), (1, 9)]
