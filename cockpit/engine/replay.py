@@ -1,7 +1,7 @@
 """A recorded run or group, played as if it were live: from the run directory, through the same observer.
 
-Everything is played at the server's time of it, runs of a group merged; a log line comes before the event that was
-made from it.
+Everything is played at the server's time of it, set right by what pings told of the server's clock, runs of a group
+merged; a log line comes before the event that was made from it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from cockpit.core.state import RunState, reduce
 from cockpit.engine.apart import Apart
 from cockpit.engine.finish import compare_words
 from cockpit.engine.observer import GroupInfo, Observer, Outcome
+from cockpit.metrics.clock import Clock, points_of
 
 if TYPE_CHECKING:
     from cockpit.store.rundir import RunDir
     from cockpit.store.store import Store
 
+_MOST_NS = 1 << 63
 _LONGEST_PAUSE_S = 2.0  # of recorded time: nobody watches a cool-down
 Step = tuple[float, int, Callable[[Observer], None]]
 
@@ -143,8 +145,9 @@ def _steps(run_dir: RunDir, state: RunState, order: int) -> Iterator[Step]:
 def _event_steps(run_dir: RunDir, state: RunState, order: int) -> Iterator[Step]:
     shown, t = 0, 0.0
     node = int((run_dir.meta().get("plan") or {}).get("log_node") or 0)
+    times = _times(run_dir, node)
     for event in run_dir.journal_events():
-        t = max(t, event.t or event.t_recv or t)
+        t = max(t, times(event.t) if event.t else event.t_recv or t)
         data, start = b"", shown
         if event.offset is not None and event.node == node and event.offset >= shown:
             data = run_dir.read_stdout_to_line_end(shown, event.offset, node)
@@ -166,8 +169,27 @@ def _event_act(state: RunState, event: Event, start: int, data: bytes) -> Callab
 
 
 def _tick_steps(run_dir: RunDir, state: RunState, order: int) -> Iterator[Step]:
-    of_nodes = [({**tick, "node": n} if n else tick for tick in run_dir.ticks(n)) for n in range(run_dir.nodes)]
-    for tick in heapq.merge(*of_nodes, key=lambda tick: tick.get("t_wall_ns") or 0):
-        wall = tick.get("t_wall_ns")
-        if wall is not None:
-            yield wall / 1e9, order, lambda o, tick=tick: o.tick(state.run, tick)  # type: ignore[misc]
+    of_nodes = [_node_steps(run_dir, state, order, node) for node in range(run_dir.nodes)]
+    yield from heapq.merge(*of_nodes, key=lambda step: step[0])
+
+
+def _node_steps(run_dir: RunDir, state: RunState, order: int, node: int) -> Iterator[Step]:
+    times, t = _times(run_dir, node), 0.0
+    for line in run_dir.ticks(node):
+        wall = line.get("t_wall_ns")
+        if isinstance(wall, int) and 0 < wall < _MOST_NS:
+            t = max(t, times(wall / 1e9))
+        if t > 0:  # a gap has no time of its own
+            tick = {**line, "node": node} if node else line
+            yield t, order, lambda o, tick=tick: o.tick(state.run, tick)  # type: ignore[misc]
+
+
+def _times(run_dir: RunDir, node: int) -> Callable[[float], float]:
+    """From a node's wall clock (s) to the cockpit's, as far as that was measured."""
+    clock = Clock(points_of(run_dir.clock_lines(node)))
+
+    def time_of(t: float) -> float:
+        found = clock.to_cockpit(t)
+        return t if found is None else found[0]
+
+    return time_of

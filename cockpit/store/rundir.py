@@ -19,6 +19,7 @@ from cockpit.store.journal import Journal, raw_lines, read_events
 if TYPE_CHECKING:
     from cockpit.store.columns import Columns
 
+_CLOCK = b'{"type":"clock",'  # the cockpit itself writes these lines
 _LINE_END_BLOCK = 1 << 16
 _TICK_BY = 4 << 20  # of a line of telemetry: a server may send one that fills the memory
 
@@ -147,14 +148,17 @@ class RunDir:
         return b"".join(parts)
 
     def ticks(self, node: int = 0) -> Iterator[dict[str, Any]]:
-        """A node's telemetry lines (hello, tick, gap, err, clock) as JSON objects, in order; a torn one is left out."""
+        """A node's lines of telemetry (hello, tick, gap, err, clock) as JSON objects, in order, without torn ones."""
         for _, line in raw_lines(self.path / layout.telemetry_of(node), _TICK_BY):
-            try:
-                tick = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # a crash tore it
-            if isinstance(tick, dict):
+            tick = _object(line)
+            if tick is not None:
                 yield tick
+
+    def clock_lines(self, node: int = 0) -> Iterator[dict[str, Any]]:
+        """What was measured of a node's clock: `clock` lines of its telemetry; the others are not decoded."""
+        for _, line in raw_lines(self.path / layout.telemetry_of(node), _TICK_BY):
+            if line.startswith(_CLOCK) and (point := _object(line)) is not None:
+                yield point
 
     # -- the journal
 
@@ -221,3 +225,11 @@ class RunDir:
     def _writable(self) -> None:
         if self._readonly:
             raise UsageError(f"{self.id} was opened for reading only.", hint="Copy it into the runs folder first.")
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        obj = json.loads(line)
+    except (ValueError, RecursionError):
+        return None  # a crash tore it
+    return obj if isinstance(obj, dict) else None
