@@ -1,11 +1,13 @@
 """What sampling costs a training: agent on and off in alternating blocks of one training on one GPU.
 
-    python -m tests.bench.telemetry_cost --pairs 60 --block-s 3 --out FOLDER
+    python -m cockpit.telemetry agent > agent.pyz
+    python -m tests.bench.telemetry_cost --agent agent.pyz --pairs 70 --block-s 3 --out FOLDER
 
 The agent is `sample` at 10 Hz; for an off block all of its processes are stopped (SIGSTOP), for an on block they go
 on. Each on block is set against the mean of the off blocks before and after it, so that a drift of clocks or heat
-falls out; the slowdown is the mean of the log ratios with a t interval over the on blocks. Needs torch alone; a GPU
-of NVIDIA's, or `--device cpu` to try the script. Prints one JSON document; FOLDER/telemetry.jsonl holds the samples.
+falls out; the slowdown is the mean of the log ratios with a t interval over the on blocks. Then it trains on with the
+agent for --energy-s and sets the energy counter against the integral of instant power. Needs torch alone; a GPU of
+NVIDIA's, or `--device cpu` to try the script. Prints one JSON document; FOLDER/telemetry.jsonl holds the samples.
 """
 
 from __future__ import annotations
@@ -82,6 +84,50 @@ def block(step: Callable[[], None], device: str, steps: int) -> float:
     return (time.perf_counter() - begin) / steps
 
 
+def train_on(step: Callable[[], None], device: str, seconds: float) -> tuple[int, int]:
+    """Train for so long; the first and last moment on the monotonic clock (ns)."""
+    begin = time.monotonic_ns()
+    while time.monotonic_ns() - begin < seconds * 1e9:
+        block(step, device, 5)
+    return begin, time.monotonic_ns()
+
+
+def energy(path: Path, begin: int, end: int) -> dict[str, Any]:
+    """J by the counter and by the trapezoid rule over power, between the same two readings of the counter."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    backend = next((line["backend"] for line in reversed(lines) if line["type"] == "hello"), None)
+    samples = [(line["t_mono_ns"], d) for line in lines if line["type"] == "tick" for d in line["devices"][:1]]
+    counted = [(d["energy_at"], d["energy_j"]) for _, d in samples if d.get("energy_j") is not None]
+    counted = [(at, j) for at, j in counted if begin + 10**9 <= at <= end - 10**9]
+    power = [(at, d["power_w"]) for at, d in samples if d.get("power_w") is not None]
+    if len(counted) < 2 or len(power) < 2:
+        return {"backend": backend, "counter_j": None, "integral_j": None}
+    (first, low), (last, high) = counted[0], counted[-1]
+    inside = [
+        (first, at_time(power, first)),
+        *(p for p in power if first < p[0] < last),
+        (last, at_time(power, last)),
+    ]
+    pairs = zip(inside, inside[1:], strict=False)
+    integral = sum((b[0] - a[0]) / 1e9 * (a[1] + b[1]) / 2 for a, b in pairs)
+    seconds = (last - first) / 1e9
+    return {
+        "backend": backend,
+        "seconds": seconds,
+        "counter_j": high - low,
+        "integral_j": integral,
+        "difference": integral / (high - low) - 1,
+        "ticks": len(inside) - 2,
+    }
+
+
+def at_time(power: list[tuple[int, float]], at: int) -> float:
+    """Power at one moment, between the two samples around it."""
+    after = next((i for i, p in enumerate(power) if p[0] >= at), len(power) - 1)
+    (t0, w0), (t1, w1) = power[max(0, after - 1)], power[after]
+    return w1 if t1 <= t0 else w0 + (w1 - w0) * min(1.0, max(0.0, (at - t0) / (t1 - t0)))
+
+
 def interval(ratios: list[float]) -> tuple[float, float, float]:
     """Mean of log ratios and its 95 % interval, all as relative slowdowns."""
     mean = statistics.fmean(ratios)
@@ -103,6 +149,8 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=60, help="on blocks; there is one off block more")
     parser.add_argument("--block-s", type=float, default=3.0)
     parser.add_argument("--warmup-s", type=float, default=20.0)
+    parser.add_argument("--energy-s", type=float, default=100.0)
+    parser.add_argument("--agent", type=Path, required=True, help="the packed agent")
     parser.add_argument("--hz", type=float, default=10.0)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--width", type=int, default=4096)
@@ -122,7 +170,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     step = training(args.device, args.width, args.layers, args.tokens)
     vendor = "nvidia" if args.device == "cuda" else "cpu"
     words = ["sample", "--out", str(args.out / "telemetry.jsonl"), "--hz", str(args.hz), "--vendor", vendor]
-    agent = subprocess.Popen([sys.executable, "-m", "runners.agent", *words])
+    agent = subprocess.Popen([sys.executable, str(args.agent), *words])
     try:
         begin = time.perf_counter()
         while time.perf_counter() - begin < args.warmup_s:
@@ -142,6 +190,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 cpu += cpu_s(agent.pid) - before
                 busy_s += seconds * steps
             (on if sampling else off).append(seconds)
+        tell(agent.pid, signal.SIGCONT)
+        window = train_on(step, args.device, args.energy_s)
     finally:
         if agent.poll() is None:
             tell(agent.pid, signal.SIGCONT)
@@ -156,6 +206,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "off_against_off": dict(zip(("mean", "low", "high"), interval(null), strict=True)),
         "agent_cpu_share": cpu / busy_s,
         "spread_of_on_blocks": statistics.stdev(ratios),
+        "energy": energy(args.out / "telemetry.jsonl", *window),
     }
 
 
