@@ -6,12 +6,13 @@ import ctypes
 import math
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from .nvml_calls import GONE, UNKNOWN_RC, Door, Field, Fields, Probe, code_of, said
 from .source import BAD_VALUE, FAILED, NOT_SUPPORTED, SHARED, Gone, Reading, Reasons
 
 _MIB = 1024.0 * 1024.0
+_32_BITS = 1 << 32
 _LEAST_S = 0.1  # two samples nearer than this tell nothing
 _METRICS = (  # GPM metric, field, factor, the most that can be true
     (2, "sm_active", 0.01, 1.0),
@@ -132,6 +133,9 @@ class _Rates:
     def __init__(self, door: Door, handle: Any, instance: bool, reasons: Reasons, clock: Clock) -> None:
         self._reasons, self._clock = reasons, clock
         self._before: Dict[str, Tuple[float, int]] = {}
+        self._wide: Set[str] = (
+            set()
+        )  # counters that have been seen to hold more than 32 bits, whatever their type says
         self._now = 0.0
         fields = [self._busy(74, "thr_power"), self._busy(75, "thr_thermal")]
         if not instance:  # these counters are the whole GPU's
@@ -180,11 +184,14 @@ class _Rates:
 
     def _bytes(self, number: int, field: str, unit: int, every_link: bool = False) -> Field:
         def take(reading: Reading, value: Any, wide: bool) -> None:
-            if not wide:
-                self._own.none(field, BAD_VALUE, "the counter has 32 bits, which fast links wrap within a second")
+            count = int(value)
+            if wide and count >= _32_BITS:
+                self._wide.add(field)
+            if unit == 1 and field not in self._wide:
+                self._own.none(field, BAD_VALUE, "a counter of 32 bits wraps within a second on a fast link")
                 reading[field] = None
                 return
-            step = self._step(field, int(value))
+            step = self._step(field, count)
             if step is not None:
                 reading[field] = step[1] * unit / step[0]
 
