@@ -125,6 +125,14 @@ def test_a_device_says_who_it_is(driver: FakeNvml, drive: Drive) -> None:
     assert driven.version == "13.580.159.04"
 
 
+def test_a_name_that_is_no_text_is_none(driver: FakeNvml, drive: Drive) -> None:
+    driver.device(0, "Name", 1, b"\xff\xfe\0")
+    driver.refuse("VbiosVersion")
+    device = opened(drive, driver).devices[0]
+    assert (device["model"], device["vbios"]) == (None, None)
+    assert device["driver"] == "580.159.04"
+
+
 @pytest.mark.parametrize(
     ("arch", "device_id", "kind"),
     [

@@ -23,7 +23,7 @@ def told(nvml: Any, ask: Callable[..., Any], *args: Any) -> Any:
     """What the driver says, or None where it does not."""
     try:
         return ask(*args)
-    except nvml.NVMLError:
+    except (nvml.NVMLError, UnicodeDecodeError):  # a name of bytes that are no text is none
         return None
 
 
