@@ -74,8 +74,7 @@ class CpuSource:
     def _cpu_times(self) -> Optional[Tuple[int, int]]:
         """Clock ticks of all CPUs since boot: in total (user holds the guests), and idle or waiting for disks."""
         try:
-            with open(self.proc + "/stat", "rb") as f:
-                words = f.readline().split()
+            words = _head(self.proc + "/stat").split(b"\n", 1)[0].split()
             ticks = [int(word) for word in words[1:9]]
             if words[0] != b"cpu" or len(ticks) < 5:
                 return None
@@ -87,13 +86,12 @@ class CpuSource:
         """Bytes used (what no program could get without swapping) and bytes in all."""
         found: Dict[bytes, int] = {}
         try:
-            with open(self.proc + "/meminfo", "rb") as f:
-                for line in f:
-                    words = line.split()
-                    if words and words[0] in (b"MemTotal:", b"MemAvailable:"):
-                        found[words[0]] = int(words[1]) * 1024
-                        if len(found) == 2:
-                            break
+            for line in _head(self.proc + "/meminfo").splitlines():
+                words = line.split()
+                if words and words[0] in (b"MemTotal:", b"MemAvailable:"):
+                    found[words[0]] = int(words[1]) * 1024
+                    if len(found) == 2:
+                        break
         except (OSError, ValueError, IndexError):
             return None, None
         total, free = found.get(b"MemTotal:"), found.get(b"MemAvailable:")
@@ -164,6 +162,15 @@ class Rapl:
         if not found:
             self.why = "no RAPL package energy under %s" % root
         self._files = found
+
+
+def _head(path: str) -> bytes:
+    """How a file of /proc begins. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 512)
+    finally:
+        os.close(fd)
 
 
 def _text(path: str) -> str:

@@ -191,7 +191,7 @@ class Sampler:
             return self._grid.at_s(self._at + 1)
         if self.watch.live:
             return float("inf")  # the watch says when that is over
-        if self.watch.about is None and not any(out.file for out in tuple(self._outs.values())):
+        if self.watch.silent == "starting":
             return max(self._grid.at_s(self._at + 1), self._grid.t0_ns / 1e9 + HELLO_S)
         return self._grid.at_s(self._at + 1)
 

@@ -6,6 +6,7 @@ Nothing here waits: `fds` says what to wait for, `due` until when at most, `step
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -25,7 +26,10 @@ END_S = 1.0  # from the end of its stdin to SIGKILL, and from there on as long
 DIE_S = 5.0  # after this a killed process that lives is told of
 LEFT_OUT_AFTER, WITHIN_S = 3, 600.0
 WORDS_BY, ALL_WORDS_BY = 32 << 10, 256 << 10  # of what libraries print: of one process, of all
-_READ_BY = 1 << 18
+BATCH_S, BATCH = 0.25, 10  # frames are read this often, so many at a time at most: to wake costs more than to read
+EAGER_S = 0.05  # the same while there is something to wait for
+PIPE_BY = 1 << 20
+F_SETPIPE_SZ = 1031  # linux/fcntl.h; Python knows it from 3.10 on
 
 
 class Wanted(NamedTuple):
@@ -58,6 +62,7 @@ class Watch:
         self._tries = 0
         self._words_by = 0
         self._last_tick = 0.0
+        self._read_at = 0.0
 
     @property
     def hz(self) -> float:
@@ -90,20 +95,15 @@ class Watch:
             self._drop(self._child, ended)
 
     def fds(self) -> List[int]:
-        """Files that `step` wants to read once they can be."""
+        """Files that `step` wants to read as soon as they can be; frames wait for `due`."""
         return self._child.fds() if self._child is not None else []
 
     def due(self) -> float:
         """When `step` is to be called at the latest, by the monotonic clock."""
-        now = time.monotonic()
-        moments = [now + 1.0]
-        if self._start_at is not None and self._dying is None:
-            moments.append(self._start_at)
-        if self.silent is None:
-            moments.append(self._last_tick + self.patience_s)
-        if self._child is not None and self._child.eof:
-            moments.append(now + 0.02)
-        return min(moments)
+        if self._child is None:
+            at = self._start_at if self._dying is None else None
+            return at if at is not None else time.monotonic() + 1.0
+        return self._read_at
 
     def stale_s(self, now: float) -> float:
         """Seconds since the last reading, or since the start."""
@@ -139,8 +139,12 @@ class Watch:
     def _hear(self, child: Child, ready: Tuple[int, ...], now: float, found: List[frames.Frame]) -> None:
         if child.words in ready:
             self._print(child)
-        if child.frames not in ready:
+        if now < self._read_at:
             return
+        self._read_at = now + (min(BATCH_S, BATCH / self.hz) if self.silent in (None, "none") else EAGER_S)
+        self._read(child, now, found)
+
+    def _read(self, child: Child, now: float, found: List[frames.Frame]) -> None:
         try:
             for frame in child.read():
                 child.signs = now
@@ -172,6 +176,7 @@ class Watch:
         """Whether it has ended, hangs, or is to be killed."""
         code = child.ended(now)
         if code is not None:
+            self._read(child, now, found)  # its last words
             self._drop(child, True)
             self._crashed(child, code, now, found)
             return
@@ -264,6 +269,8 @@ class Child:
         words += ["--without", ",".join(without)] if without else []
         words += ["--source", wanted.source] if wanted.source is not None else []
         self.frames, frames_in = os.pipe()
+        with contextlib.suppress(OSError, ValueError):
+            fcntl.fcntl(self.frames, F_SETPIPE_SZ, PIPE_BY)
         self.words, words_in = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -288,12 +295,12 @@ class Child:
 
     def fds(self) -> List[int]:
         """What can be waited for."""
-        return [fd for fd, open_ in ((self.frames, not self.eof), (self.words, not self._mute)) if open_]
+        return [] if self._mute else [self.words]
 
     def read(self) -> List[frames.Frame]:
         """The frames that came. Raises FrameError."""
         try:
-            data = os.read(self.frames, _READ_BY)
+            data = os.read(self.frames, PIPE_BY)
         except BlockingIOError:
             return []
         if not data:
@@ -305,7 +312,7 @@ class Child:
         if self.words < 0 or self._mute:
             return b""
         try:
-            data = os.read(self.words, _READ_BY)
+            data = os.read(self.words, PIPE_BY)
         except BlockingIOError:
             return b""
         self._mute = not data
