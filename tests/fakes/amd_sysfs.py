@@ -86,8 +86,10 @@ class Tree:
         partitions: int = 1,
         mode: str | None = "SPX",
         ras: bool = True,
+        shift: int = 28,
     ) -> Gpu:
-        """Add one. `gfx` None: the compute driver does not know it. `partitions` nodes share its address."""
+        """Add one. `gfx` None: the compute driver does not know it. `partitions` nodes share its address, with their
+        numbers at bit `shift` of it: 28, or 0 as some drivers have it."""
         folder = self.root / "devices" / "pci0000:00" / bdf
         folder.mkdir(parents=True)
         card = len(list((self.root / "class/drm").glob("card*"))) if (self.root / "class/drm").exists() else 0
@@ -117,7 +119,7 @@ class Tree:
         for name, content in files.items():
             gpu.write(name, content)
         for partition in range(partitions if gfx is not None else 0):
-            self._node(bdf, gfx, partition, partitions)
+            self._node(bdf, gfx, partition << shift if partitions > 1 else 0)
         return gpu
 
     def link(self, a: int, b: int, kind: int = 11) -> None:
@@ -132,13 +134,11 @@ class Tree:
         for node in range(1, self._nodes + 1):
             self._write(f"class/kfd/kfd/proc/{pid}/vram_{1000 + node}", held.get(node, 0))
 
-    def _node(self, bdf: str, gfx: int | None, partition: int, of: int) -> None:
+    def _node(self, bdf: str, gfx: int | None, partition: int) -> None:
         self._nodes += 1
         domain, bus, rest = bdf.split(":")
         device, function = rest.split(".")
-        place = int(bus, 16) << 8 | int(device, 16) << 3 | int(function)
-        if of > 1:
-            place |= partition << 28
+        place = int(bus, 16) << 8 | int(device, 16) << 3 | int(function) | partition
         at = f"class/kfd/kfd/topology/nodes/{self._nodes}"
         self._write(f"{at}/gpu_id", 1000 + self._nodes)
         self._write(f"{at}/properties", f"location_id {place}\ndomain {int(domain, 16)}\ngfx_target_version {gfx}")

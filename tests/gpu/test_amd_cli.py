@@ -163,6 +163,8 @@ def test_one_output_answers_all_questions_once_and_no_tool_runs_more_often(
     assert source.hot()[0]["power_w"] == 712
     assert source.energy()[0]
     assert made.calls() == before + 2
+    asked = {json.loads(line)[0] for line in (made.folder / "calls").read_text().splitlines()}
+    assert asked == {"list", "static", "version", "metric"}, "asking for processes may start a context on a GPU"
 
 
 def test_the_second_die_of_an_mi250_and_a_counter_at_0(tool: Callable[[str], Tool], clock: list[float]) -> None:
@@ -187,6 +189,19 @@ def test_partitions_by_address_and_number(tool: Callable[[str], Tool], clock: li
     first, second = source.hot()
     assert (first["power_w"], second["power_w"], second["util"], second["mem_used"]) == (712, None, 0.5, None)
     assert source.reasons[1].known["mem_used"][0] == SHARED
+
+
+@pytest.mark.parametrize(("gfx", "throttle"), [("gfx1100", None), ("", None), ("gfx90a", ["other"])])
+def test_rdna3_always_says_that_it_throttles(
+    tool: Callable[[str], Tool], clock: list[float], gfx: str, throttle: list[str] | None
+) -> None:
+    card = gpu(0)
+    card["power"]["throttle_status"] = "THROTTLED"
+    del card["throttle"]
+    amd_smi(tool, [card], [{"gpu": 0, "asic": {"target_graphics_version": gfx}}])
+    source = opened(AmdSmi())
+    assert source.hot()[0]["throttle"] == throttle
+    assert source.reasons[0].known.get("throttle", (None,))[0] == (BAD_VALUE if throttle is None else None)
 
 
 @pytest.mark.parametrize("broken", ["nothing", "cut", "slow"])

@@ -179,13 +179,14 @@ def test_a_die_without_its_mate_speaks_for_itself(tree: Tree, opened: Callable[[
     assert source.hot()[0]["power_w"] == 402
 
 
+@pytest.mark.parametrize("shift", [28, 0])
 @pytest.mark.parametrize("version", ["v1.6", "v1.7", "v1.8"])
 def test_partitions_share_sensors_and_have_their_own_use(
-    tree: Tree, opened: Callable[[], AmdSysfs], version: str
+    tree: Tree, opened: Callable[[], AmdSysfs], version: str, shift: int
 ) -> None:
     busy = [[100], [0], [50], [], [7], [7], [7], [7]]
-    tree.gpu("0000:0c:00.0", version, {**MI300X, "xcp_busy": busy}, partitions=8, mode="CPX")
-    tree.gpu("0000:1c:00.0", version, {**MI300X, "xcp_busy": busy}, partitions=8, mode="CPX")
+    tree.gpu("0000:0c:00.0", version, {**MI300X, "xcp_busy": busy}, partitions=8, mode="CPX", shift=shift)
+    tree.gpu("0000:1c:00.0", version, {**MI300X, "xcp_busy": busy}, partitions=8, mode="CPX", shift=shift)
     source = opened()
     assert len(source.devices) == 16
     keys = [(d["bdf"], d["partition"]) for d in source.devices]

@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 from . import amd_text, amd_tree, amd_values, rocm_text
 from .amd_text import Told
 from .source import (
+    BAD_VALUE,
     DEVICE_KEYS,
     FAILED,
     HOT,
@@ -52,6 +53,7 @@ class _Tool(Source):
         self._ran_s = float("-inf")
         self._failed = 0
         self._second: List[bool] = []
+        self._gfx: List[str] = []
         self._cards: List[amd_tree.Card] = []
 
     def open(self) -> None:
@@ -65,6 +67,7 @@ class _Tool(Source):
         seen = {(card.device["bdf"], card.device["partition"]): card.device for card in self._cards}
         self.devices = [_completed(i, device, seen) for i, device in enumerate(devices)]
         self.reasons = [Reasons() for _ in self.devices]
+        self._gfx = [str(device.get("gfx") or "") for device in devices]
         two = [
             device["partition"] is None and amd_values.is_two_dies(device["model"], about.get("device_id"))
             for device, about in zip(self.devices, devices)  # noqa: B905
@@ -131,26 +134,26 @@ class _Tool(Source):
     def _sorted(self, told: List[Told]) -> List[Reading]:
         """One reading of all fields for each device, with the reasons of what the tool does not tell."""
         by_index = {one.index: one for one in told}
-        out: List[Reading] = []
-        for device, why, second in zip(self.devices, self.reasons, self._second):  # noqa: B905
-            one = by_index.get(device["index"])
-            reading: Reading = {**dict.fromkeys(_SENSORS), **(one.reading if one is not None else {})}
-            if second:
-                reading = amd_values.secondary_power(reading, why)
-            if device["partition"]:
-                shared = [field for field in amd_values.PACKAGE if reading[field] is None or field.startswith("mem_")]
-                reading = amd_values.leave_to_package(reading, _OTHER, shared, why)
-            for field, (code, text) in (one.why if one is not None else {}).items():
-                why.none(field, code, text)
-            for field, value in reading.items():
-                if value is None and field != "procs":
-                    code, text = (
-                        NOT_TOLD,
-                        amd_values.NOT_AMD.get(field, "%s does not tell it of this GPU" % self.tool),
-                    )
-                    why.none(field, code, text)
-            out.append(reading)
-        return out
+        return [self._one(i, by_index.get(device["index"])) for i, device in enumerate(self.devices)]
+
+    def _one(self, i: int, one: Optional[Told]) -> Reading:
+        device, why = self.devices[i], self.reasons[i]
+        reading: Reading = {**dict.fromkeys(_SENSORS), **(one.reading if one is not None else {})}
+        if self._second[i]:
+            reading = amd_values.secondary_power(reading, why)
+        if device["partition"]:
+            shared = [field for field in amd_values.PACKAGE if reading[field] is None or field.startswith("mem_")]
+            reading = amd_values.leave_to_package(reading, _OTHER, shared, why)
+        if reading["throttle"] == ["other"] and (not self._gfx[i] or self._gfx[i].startswith("gfx11")):
+            text = "the tool only says that something throttles, which it says of RDNA3 always"
+            reading["throttle"] = why.none("throttle", BAD_VALUE, text)
+        for field, (code, text) in (one.why if one is not None else {}).items():
+            why.none(field, code, text)
+        for field, value in reading.items():
+            if value is None and field != "procs":
+                text = amd_values.NOT_AMD.get(field, "%s does not tell it of this GPU" % self.tool)
+                why.none(field, NOT_TOLD, text)
+        return reading
 
 
 class AmdSmi(_Tool):

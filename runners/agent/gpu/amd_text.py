@@ -344,7 +344,7 @@ def _pcie(reader: Reader, pcie: Nested) -> None:
 
 
 def identity(gpu: Nested) -> Dict[str, Any]:
-    """DEVICE_KEYS as far as one GPU of `amd-smi list` or `amd-smi static` tells them, and `device_id`."""
+    """DEVICE_KEYS as far as one GPU of `amd-smi list` or `amd-smi static` tells them; `device_id`, `gfx`."""
     asic, bus, limit, vbios, parts = (_part(gpu, name) for name in ("asic", "bus", "limit", "vbios", "partition"))
     vbios = vbios or _part(gpu, "ifwi")
     limit = _part(limit, "ppt0") or limit
@@ -367,6 +367,7 @@ def identity(gpu: Nested) -> Dict[str, Any]:
         "power_limit_w": next((watt for watt in watts if watt), None),
         "power_limit_max_w": number_in(limit.get("max_power", limit.get("max_power_limit"))) or None,
         "device_id": word_in(asic.get("device_id")),
+        "gfx": word_in(asic.get("target_graphics_version")),
         "max_pcie_gt_s": gt_s,
     }
     return {key: value for key, value in told.items() if value is not None}

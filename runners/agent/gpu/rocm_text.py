@@ -108,7 +108,7 @@ def table(text: str) -> List[Told]:
 
 
 def identity(card: Card, system: Card) -> Dict[str, Any]:
-    """DEVICE_KEYS as far as a card's words tell them, and `device_id`."""
+    """DEVICE_KEYS as far as a card's words tell them; `device_id`, `gfx`."""
     unique = word_in(card.get("Unique ID"))
     names = ("Card Series", "Card series", "Device Name", "Card Model", "Card model")
     bdf = word_in(card.get("PCI Bus"))
