@@ -178,6 +178,9 @@ class RunFollower:
         """All output is home: give what the parsers held back, then the end that the agent told."""
         for i, node in enumerate(self._nodes):
             await self._journal_events(self._unknown(i, node.parser.finish()))
+            gap = node.ticks.missing_until(self.ending.t) if i == 0 and self.ending and self.ending.t else None
+            if gap is not None:  # whoever sampled did not live to the end, and nobody came after it to say so
+                node.waiting.append((line_bytes(gap), gap))
             await self._keep_ticks(i)
         if self.ending is not None:
             await self._journal_events([self.ending])

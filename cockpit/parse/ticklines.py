@@ -17,6 +17,7 @@ NOT_KEPT = "not kept by the server"
 _MOST_SEQ = 1 << 53
 _MOST_MISSING = 10**9  # 10 Hz for three years
 _MOST_NS = 1 << 63
+_SHORT_S = 2.0  # by how much telemetry may end before its run does
 _MOST_AGENTS = 256
 _MOST_OTHERS = 4096
 
@@ -54,6 +55,8 @@ class TickLines:
         self._first = 0  # what the segment begins with
         self._hello: tuple[bytes, Line] | None = None  # that was read, and not kept yet
         self._said: Line | None = None  # the last that was kept
+        self._hz = 0.0
+        self._at: tuple[int, int] | None = None  # the last tick's number and wall clock, ns
         self._others: OrderedDict[int, None] = OrderedDict()  # lines without a number
 
     def known(self, data: bytes) -> Iterator[Line]:
@@ -66,8 +69,9 @@ class TickLines:
             span = _span(line)
             if kind == "hello":
                 self._agent, self._said = _agent_of(line), _timeless(line)
+                self._hz = _rate(line)
             elif span is not None:
-                self._mark(str(kind), span[1])
+                self._mark(line, span[1])
             elif kind != "clock":
                 self._remember(raw)
             yield line
@@ -132,7 +136,7 @@ class TickLines:
             line = {**line, "from_seq": self.last + 1}
             raw = line_bytes(line)
         self._keep(line, raw, sifted)
-        self._mark(kind, span[1])
+        self._mark(line, span[1])
         return False
 
     def _other(self, line: Line, raw: bytes, sifted: Sifted) -> None:
@@ -148,12 +152,26 @@ class TickLines:
         """Keep the hello that what follows stands under; each segment says it again."""
         hello, self._hello = self._hello, None
         if hello is not None and (said := _timeless(hello[1])) != self._said:
-            self._said = said
+            self._said, self._hz = said, _rate(said)
             sifted.lines.append(hello)
 
-    def _mark(self, kind: str, seq: int) -> None:
+    def missing_until(self, t: float) -> Line | None:
+        """The gap from what is here to the moment `t` (s, the server's wall clock); None where nothing is missing."""
+        if self._at is None or not self._hz > 0:
+            return None
+        covered = self._at[1] / 1e9 + (self.last - self._at[0]) / self._hz
+        count = int((t - covered) * self._hz)
+        if t - covered < _SHORT_S or not 2 < count < _MOST_MISSING:
+            return None
+        gap = {"type": "gap", "from_seq": self.last + 1, "to_seq": self.last + count, "reason": NOT_KEPT}
+        self.last += count
+        return gap
+
+    def _mark(self, line: Line, seq: int) -> None:
         self.last = max(self.last, seq)
-        if kind == "tick":
+        if line.get("type") == "tick":
+            if type(wall := line.get("t_wall_ns")) is int:
+                self._at = seq, wall
             self._marks[self._agent] = max(self._marks.get(self._agent, -1), seq)
             self._marks.move_to_end(self._agent)
             if len(self._marks) > _MOST_AGENTS:
@@ -201,6 +219,12 @@ def _timeless(hello: Line) -> Line:
 def _agent_of(hello: Line) -> tuple[str, str]:
     """Which boot and agent number the ticks."""
     return str(hello.get("boot_id"))[:200], str(hello.get("agent_id"))[:200]
+
+
+def _rate(hello: Line) -> float:
+    """Ticks a second, 0 where it does not say."""
+    hz: Any = hello.get("hz")
+    return float(hz) if type(hz) in (int, float) and 0 < hz < 1e6 else 0.0
 
 
 def _is_seq(value: Any) -> TypeGuard[int]:

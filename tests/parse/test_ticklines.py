@@ -146,6 +146,22 @@ def test_a_plain_file_of_an_older_agent_is_followed_to_its_bound() -> None:
     assert _fed(sieve, *lines) == []
 
 
+def test_what_is_missing_at_the_end_of_a_run_is_told_once() -> None:
+    sieve = TickLines()
+    hello = {**HELLO, "hz": 10.0}
+    assert sieve.missing_until(9.0) is None
+    lines = [hello, _tick(0, t_wall_ns=100 * 10**9), _tick(1, t_wall_ns=round(100.1e9))]
+    kept = b"".join(raw for raw, _ in sieve.feed(_raw(_segment(0), *lines)).lines)
+    assert sieve.missing_until(101.0) is None
+    gap = sieve.missing_until(130.1)
+    assert gap == _gap(2, 301)
+    assert sieve.missing_until(130.1) is None
+    again = TickLines()
+    list(again.known(kept + _raw(gap)))
+    assert again.missing_until(130.1) is None
+    assert again.missing_until(140.1) == _gap(302, 401)
+
+
 # --- hostile
 
 
