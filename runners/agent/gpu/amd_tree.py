@@ -149,7 +149,7 @@ def _nodes(sys_root: str) -> List[Node]:
 
 def _properties(path: str) -> Dict[str, int]:
     lines = (line.split() for line in (text(path) or "").splitlines())
-    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
 
 
 def _nodes_of(bdf: str, bdfs: List[str], nodes: List[Node]) -> List[Node]:
