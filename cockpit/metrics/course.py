@@ -119,7 +119,8 @@ class Power:
         """Seconds that each sample speaks for: since the one before, no gap included, or its own span."""
         import numpy as np
 
-        first = np.where(self.span[:1] > 0, self.span[:1], self.period)  # nobody knows what was before
+        known = (self.span[:1] > 0) & np.isfinite(self.span[:1])
+        first = np.where(known, self.span[:1], self.period)  # nobody knows what was before
         since = np.concatenate((first, np.diff(self.clock)))
         return np.asarray(np.where(self.span > 0, np.minimum(self.span, since), np.minimum(since, self.usual)))
 

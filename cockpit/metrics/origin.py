@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cockpit.core.text import finite
+
 if TYPE_CHECKING:
     from cockpit.metrics.telemetry import Telemetry
 
@@ -38,7 +40,8 @@ def origin(each: Sequence[Telemetry], meta: Mapping[str, Any]) -> dict[str, Any]
     events = [e for e in events if e["t"] is None or windows[e["node"]][0] <= e["t"] <= windows[e["node"]][1]]
     if events:
         out["gpu_events"] = events[:_MOST]
-    return out
+    told: dict[str, Any] = finite(out)
+    return told
 
 
 def span(meta: Mapping[str, Any]) -> tuple[float, float] | None:

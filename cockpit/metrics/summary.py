@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.events import Diagnostic
+from cockpit.core.text import finite
 from cockpit.metrics import figures, flops, interval, iterations, nodes, origin, steady
 from cockpit.metrics.specs import gpu_spec
 
@@ -379,4 +380,5 @@ def _provenance(run: _Run) -> dict[str, Any]:
             {"boot_id": hello.get("boot_id"), "host": hello.get("host"), "clock_error_s": error}
             for hello, error in zip(hellos, errors, strict=True)
         ]
-    return out
+    told: dict[str, Any] = finite(out)  # hello is what a server sent
+    return told

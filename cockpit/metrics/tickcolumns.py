@@ -23,6 +23,8 @@ THROTTLE = ("idle", "power", "thermal", "hw", "sync", "other")
 _BITS = {reason: 1 << i for i, reason in enumerate(THROTTLE)}
 _OTHER = _BITS["other"]
 SLOWED = _BITS["power"] | _BITS["thermal"] | _BITS["hw"]
+_TOO_LARGE = 1e19  # of any unit: a wall clock in ns is the largest, and sums must not overflow
+_OLD_S = 3600.0  # a counter's reading is not older
 _PLAIN = frozenset({float, int, type(None)})
 
 
@@ -39,14 +41,14 @@ class Points:
 
 
 def number(value: Any) -> float:
-    """A finite number as float; NaN for everything else, bool too."""
+    """A number that can be true, as float; NaN for everything else, bool too."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     try:
         found = float(value)
     except OverflowError:  # a whole number of hundreds of digits
         return math.nan
-    return found if math.isfinite(found) else math.nan
+    return found if abs(found) < _TOO_LARGE else math.nan
 
 
 def extremes(device: Mapping[str, Any], ticks: Any) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def readings(rows: Floats, t: Floats, mono: Floats, source: npt.NDArray[np.int32
     rows = rows[np.isfinite(rows[:, 1])]
     i = rows[:, 0].astype(np.int64)
     late = mono[i] - rows[:, 2] / 1e9
-    when = t[i] - np.where(np.isfinite(late), late, 0.0)
+    when = t[i] - np.where(np.abs(late) < _OLD_S, late, 0.0)
     order = np.argsort(when, kind="stable")
     new = np.concatenate(([True], np.diff(when[order]) > 0))[: order.size]  # the same reading may be told again
     order = order[new]
@@ -168,7 +170,7 @@ def _floats(flat: list[Any]) -> Floats:
             found = np.array([number(v) for v in flat])
     else:
         found = np.array([number(v) for v in flat])
-    found[np.isinf(found)] = math.nan
+    found[~(np.abs(found) < _TOO_LARGE)] = math.nan
     return found
 
 
