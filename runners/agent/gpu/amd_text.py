@@ -94,7 +94,7 @@ def number_in(raw: Any, counter: bool = False) -> Optional[float]:
         if found is None:
             return None
         digits = found.group(1)
-        raw = int(digits) if digits.lstrip("-").isdigit() else float(digits)
+        raw = int(digits) if digits.lstrip("-").isdecimal() else float(digits)
     value = number(raw)
     return None if value in (_EMPTY[1:] if counter else _EMPTY) else value
 
@@ -157,7 +157,7 @@ def nested(text: str) -> List[Nested]:
             last = None
             continue
         key, value = found.group(1).strip().lower().replace(" ", "_"), (found.group(2) or "").strip()
-        if key in ("gpu", "cpu", "core") and value.isdigit():
+        if key in ("gpu", "cpu", "core") and value.isdecimal():
             other = key != "gpu"
             stack = [] if other else [(at, {"gpu": int(value)})]
             gpus += [] if other else [stack[0][1]]
@@ -240,7 +240,7 @@ def monitor(text: str) -> List[Told]:
         words = line.split()
         if words[:1] == ["GPU"] and "NAME" not in words and len(words) > 1:
             names = [word.lower() for word in words]
-        elif not words or not words[0].isdigit():
+        elif not words or not words[0].isdecimal():
             names = names if not words or words[0] == "..." else []
         elif names:
             cells = re.split(r"\s{2,}", line.strip())
@@ -256,7 +256,7 @@ def comma_separated(text: str) -> List[Told]:
     if "gpu" not in names:
         raise ValueError("the first line has no column gpu")
     cells = [dict(zip(names, row)) for row in rows[1:] if len(row) == len(names)]  # noqa: B905
-    return [told for told in (_flat(row) for row in cells if row["gpu"].strip().isdigit()) if told.reading]
+    return [told for told in (_flat(row) for row in cells if row["gpu"].strip().isdecimal()) if told.reading]
 
 
 def _flat(cells: Dict[str, str]) -> Told:

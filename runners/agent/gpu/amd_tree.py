@@ -70,7 +70,7 @@ def users(sys_root: str, cards: List[Card]) -> Optional[List[List[Dict[str, Any]
     """
     root = sys_root + "/class/kfd/kfd/proc"
     try:
-        pids = sorted(int(name) for name in os.listdir(root) if name.isdigit())
+        pids = sorted(int(name) for name in os.listdir(root) if name.isdecimal())
     except OSError:
         return None
     out: List[List[Dict[str, Any]]] = [[] for _ in cards]
@@ -142,7 +142,7 @@ def _nodes(sys_root: str) -> List[Node]:
     found = []
     for path in glob.glob(glob.escape(sys_root) + "/class/kfd/kfd/topology/nodes/*"):
         gpu_id = whole(path + "/gpu_id")
-        if gpu_id and os.path.basename(path).isdigit():
+        if gpu_id and os.path.basename(path).isdecimal():
             found.append(Node(int(os.path.basename(path)), gpu_id, _properties(path + "/properties")))
     return sorted(found)
 
