@@ -275,4 +275,12 @@ def _throttling(sides: Sequence[Side]) -> list[dict[str, Any]]:
     if not any(v is not None and v > THROTTLED_FROM for v in worst.values()):
         return []
     severity, why = _rule("throttling")
+    reasons = [f"{s.name}: {note}" for s in sides for r in s.counted if (note := _reason(r, worst[s.name]))]
+    why += f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
     return [{"key": "throttling", "values": worst, "severity": severity, "why": why}]
+
+
+def _reason(run: RunFacts, worst: float | None) -> str | None:
+    """What slowed the run that was slowed the most of its side, as its summary says."""
+    value = run.metric("throttled_ratio")
+    return run.reason("throttled_ratio") if value and value == worst and value > THROTTLED_FROM else None

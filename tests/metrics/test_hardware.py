@@ -323,3 +323,13 @@ def test_the_run_s_span_is_told_by_the_first_node_and_meant_by_every_clock() -> 
     assert value["power_idle_w"] == pytest.approx(140.0, rel=0.01)
     assert value["power_w"] == pytest.approx(1000.0)
     assert [(n["node"], n["pid"]) for n in found["provenance"]["neighbours"]] == [(0, 9), (1, 9)]
+
+
+def test_what_slowed_a_side_is_said_with_how_long() -> None:
+    slowed = side("b")
+    metric = {"value": 0.125, "note": "power 12 %; by the drivers' counters: power 9 %"}
+    summary = {"state": "SUCCEEDED", "metrics": {"throttled_ratio": metric}}
+    slowed = Side("b", [RunFacts("g.b.r1", summary, slowed.runs[0].meta)])
+    found = differences(side("a"), slowed)["throttling"]
+    assert found["values"] == {"a": None, "b": 0.125}
+    assert found["why"].endswith("(b: power 12 %; by the drivers' counters: power 9 %)")
