@@ -30,6 +30,7 @@ from runners.agent.gpu.source import (
 from tests.fakes.amd_sysfs import GIB, MI250, MI300X, Gpu, Tree, sensors
 from tests.fakes.gpu_metrics import VERSIONS
 
+GPU = "devices/pci0000:00/0000:0c:00.0"
 NEW = [version for version in VERSIONS if version >= "v1.4"]
 
 
@@ -181,6 +182,23 @@ def test_partitions_share_sensors_and_have_their_own_use(
     assert [r["mem_used"] for r in readings[:2]] == [150 * GIB, None]
     assert source.reasons[1].known["power_w"][0] == SHARED
     assert [r["energy_j"] is None for r in source.energy()[:2]] == [False, True]
+
+
+def test_partitions_read_the_table_of_their_gpu_once(
+    tree: Tree, opened: Callable[[], AmdSysfs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.gpu("0000:0c:00.0", "v1.6", {**MI300X, "xcp_busy": [[100]] * 8}, partitions=8, mode="CPX")
+    source = opened()
+    real = os.pread
+    reads: list[str] = []
+
+    def counted(fd: int, *args: int) -> bytes:
+        reads.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        return real(fd, *args)
+
+    monkeypatch.setattr(os, "pread", counted)
+    source.hot()
+    assert [path for path in reads if path.endswith("gpu_metrics")] == [str(tree.root / GPU / "gpu_metrics")]
 
 
 def test_a_virtual_function_is_no_partition_of_its_neighbour(tree: Tree, opened: Callable[[], AmdSysfs]) -> None:

@@ -7,7 +7,19 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import amd_tree, amd_values
 from .gpu_metrics import Values, decode, partitions_busy
-from .source import HOT, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, SLOW, STATIC, Reading, Reasons, Source, SourceError
+from .source import (
+    HOT,
+    NO_PERMISSION,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    NOT_TOLD,
+    SLOW,
+    STATIC,
+    Reading,
+    Reasons,
+    Source,
+    SourceError,
+)
 from .sysfile import SysFile, text
 
 _UW, _MC, _HZ = 1e-6, 1e-3, 1e-6  # what hwmon's microwatts, millidegrees and hertz are multiplied with
@@ -33,8 +45,10 @@ class AmdSysfs(Source):
         if not found:
             text = "no AMD GPU stands in %s/class/drm" % self._sys
             raise SourceError(NOT_FOUND, text, "load the amdgpu driver; in a container, let it see /sys and /dev/dri")
-        self._cards = [_Gpu(card) for card in found]
-        if not any(card.readable() for card in self._cards):
+        self._cards = []
+        for card in found:
+            self._cards.append(_Partition(card, self._cards[-card.partition]) if card.partition else _Gpu(card))
+        if not any(card.readable() for card in self._cards if not card.card.partition):
             folder = found[0].folder
             self.close()
             raise SourceError(NO_PERMISSION, "no sensor in %s may be read" % folder, amd_values.GROUPS)
@@ -72,6 +86,7 @@ class _Gpu:
     def __init__(self, card: amd_tree.Card) -> None:
         self.card = card
         self.why = Reasons()
+        self.blob = b""  # the table of the last tick
         self._metrics = SysFile(card.folder + "/gpu_metrics")
         self._used = SysFile(card.folder + "/mem_info_vram_used")
         self._total = SysFile(card.folder + "/mem_info_vram_total")
@@ -90,10 +105,10 @@ class _Gpu:
     def hot(self) -> Reading:
         """The HOT fields."""
         told = Reasons()  # of the table: sysfs may have another file for what it does not tell
-        values, blob = self._values(HOT, told)
+        values, self.blob = self._values(HOT, told)
         out = amd_values.hot(values, told) if values is not None else dict.fromkeys(HOT)
         if self.card.device["partition"] is not None:
-            out["util"] = self._partition_util(blob)
+            out["util"] = self._partition_util(self.blob)
         self._fill(out)
         out["mem_used"] = self._number(self._used, "mem_used")
         out["throttle"] = None if values is None else self._throttle.told(values, out["util"], self.why)
@@ -127,10 +142,7 @@ class _Gpu:
             if out[field] is None:
                 self.why.none(field, NOT_SUPPORTED, "the driver counts no memory errors of this GPU")
         out["fan"] = self._fan_share()
-        out["procs"] = procs
-        if procs is None or self.card.node is None:
-            text = "the compute driver (/sys/class/kfd) does not show this GPU here"
-            out["procs"] = self.why.none("procs", NOT_FOUND, text)
+        out["procs"] = self._procs(procs)
         return self._mine(out)
 
     def close(self) -> None:
@@ -185,11 +197,44 @@ class _Gpu:
             return self.why.none("fan", NOT_SUPPORTED, "the GPU has no fan of its own")
         return min(now / most, 1.0)
 
+    def _procs(self, procs: Optional[List[Dict[str, Any]]]) -> Optional[List[Dict[str, Any]]]:
+        if procs is not None and self.card.node is not None:
+            return procs
+        return self.why.none("procs", NOT_FOUND, "the compute driver (/sys/class/kfd) does not show this GPU here")
+
     def _mine(self, out: Reading) -> Reading:
-        """Without what another die or partition of the package speaks for."""
-        if self.card.partition:
-            return amd_values.leave_to_package(out, _OTHER, amd_values.PACKAGE, self.why)
+        """Without what the first die of the package speaks for."""
         return amd_values.secondary_power(out, self.why) if self.card.second_die else out
+
+
+class _Partition(_Gpu):
+    """A partition but the first one: it has use and processes of its own, read from what its first one read."""
+
+    def __init__(self, card: amd_tree.Card, first: _Gpu) -> None:
+        super().__init__(card)
+        self.close()
+        self._first = first
+
+    def hot(self) -> Reading:
+        """The HOT fields; the first partition's were asked for before."""
+        return {**self._shared(HOT), "util": self._partition_util(self._first.blob)}
+
+    def slow(self) -> Reading:
+        """The SLOW fields."""
+        told: Reading = {field: self.why.none(field, NOT_TOLD, text) for field, text in amd_values.NOT_AMD.items()}
+        return {**self._shared(SLOW), **told}
+
+    def energy(self) -> Reading:
+        """Never of its own."""
+        return self._shared(("energy_j",))
+
+    def static(self, procs: Optional[List[Dict[str, Any]]]) -> Reading:
+        """The STATIC fields."""
+        return {**self._shared(STATIC), "procs": self._procs(procs)}
+
+    def _shared(self, fields: Tuple[str, ...]) -> Reading:
+        reading: Reading = dict.fromkeys(fields)
+        return amd_values.leave_to_package(reading, _OTHER, amd_values.PACKAGE, self.why)
 
 
 def _others(folder: str, sensors: Optional[str]) -> List[Tuple[str, SysFile, float]]:
