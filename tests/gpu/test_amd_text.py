@@ -84,7 +84,7 @@ GPU0 = {"gpu": 0, "usage": {"gfx_activity": {"value": 93, "unit": "%"}}, "power"
 def test_json_of_each_version(document: Any, before: str, indent: int | None) -> None:
     text = before + json.dumps(document, indent=indent) + "\nbye\n"
     (told,) = amd_text.metrics(amd_text.gpus_in(amd_text.json_in(text)))
-    assert (told.index, told.reading) == (0, {"util": 0.93, "power_w": 712})
+    assert (told.gpu, told.reading) == (0, {"util": 0.93, "power_w": 712})
 
 
 @pytest.mark.parametrize("text", ["", "no gpu", "[]", "{}", json.dumps([GPU0, GPU0], indent=4)[:-40]])
@@ -180,7 +180,7 @@ def test_csv_of_the_watch_mode_and_of_monitor() -> None:
     }  # fmt: skip
     assert second.reading["clk_sm_mhz"] == 1290
     (told,) = amd_text.comma_separated("gpu,power_usage,gfx,mem,vram_used,vram_total\n3,201,97,40,1024,2048\n")
-    assert told.index == 3
+    assert told.gpu == 3
     assert told.reading == {
         "power_w": 201, "util": 0.97, "mem_busy": 0.4, "mem_used": 1 << 30, "mem_total": 2 << 30,
     }  # fmt: skip
@@ -248,7 +248,7 @@ def test_no_capture_turns_a_missing_value_into_a_number(path: Path, tmp_path: Pa
     blank.write_text(_blanked(path.read_text()))
     for told in told_in(blank):
         numbers = {field: value for field, value in told.reading.items() if value is not None}
-        assert numbers == {}, told.index
+        assert numbers == {}, told.gpu
 
 
 def _blanked(text: str) -> str:
@@ -298,7 +298,7 @@ def test_what_some_captures_say() -> None:
     assert {field for field, value in second.reading.items() if value is None} == {
         "power_w", "temp_hot_c", "temp_mem_c", "clk_sm_mhz", "util", "mem_busy",
     }  # fmt: skip
-    assert [(told.index, told.partition, told.reading["thr_power"]) for told in of("7.0.0_02")] == [
+    assert [(told.gpu, told.partition, told.reading["thr_power"]) for told in of("7.0.0_02")] == [
         (0, 0, 0.0), (0, 1, None), (1, 1, None), (2, 0, 0.0), (2, 1, None),
     ]  # fmt: skip
     assert of("7.1.0_01")[0].reading["energy_j"] == 14292727.274

@@ -133,7 +133,7 @@ class _Tool(Source):
 
     def _sorted(self, told: List[Told]) -> List[Reading]:
         """One reading of all fields for each device, with the reasons of what the tool does not tell."""
-        by_index = {one.index: one for one in told}
+        by_index = {one.gpu: one for one in told}
         return [self._one(i, by_index.get(device["index"])) for i, device in enumerate(self.devices)]
 
     def _one(self, i: int, one: Optional[Told]) -> Reading:

@@ -29,7 +29,7 @@ _WATT_LIMITS = ("socket_power", "socket_power_limit", "current_power", "power_ca
 class Told(NamedTuple):
     """What one text says of one GPU; `why` of each field of `reading` that is None: (code, text)."""
 
-    index: int
+    gpu: int
     partition: Optional[int]
     reading: Reading
     why: Dict[str, Tuple[str, str]]
@@ -78,9 +78,9 @@ class Reader:
         else:
             self.put("energy_j", joules if joules is not None else raw, counter=True)
 
-    def told(self, index: int, partition: Optional[int] = None) -> Told:
+    def told(self, gpu: int, partition: Optional[int] = None) -> Told:
         """All of it."""
-        return Told(index, partition, self.reading, self.why)
+        return Told(gpu, partition, self.reading, self.why)
 
 
 def number_in(raw: Any, counter: bool = False) -> Optional[float]:
@@ -174,9 +174,8 @@ def nested(text: str) -> List[Nested]:
             stack[-1][1][key] = value
             last = (stack[-1][1], key)
         else:
-            stack.append((at, stack[-1][1].setdefault(key, {})))
-            if not isinstance(stack[-1][1], dict):
-                stack.pop()
+            inner: Any = stack[-1][1].setdefault(key, {})
+            stack += [(at, inner)] if isinstance(inner, dict) else []
     return gpus
 
 
