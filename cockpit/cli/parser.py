@@ -198,6 +198,16 @@ def _sensing(sub: Any, common: argparse.ArgumentParser) -> None:
     _output(p)
 
 
+def _bringing(sub: Any, common: argparse.ArgumentParser) -> None:
+    p = _add(sub, "import", "importing", "import_", "make runs of logs that were kept elsewhere", common)
+    p.add_argument("paths", nargs="+", metavar="LOG", help="each becomes a run; those of a folder are of one server")
+    p.add_argument("--telemetry", metavar="FILE", help="samples of `agent.pyz sample` (else those beside the log)")
+    p.add_argument("--server", metavar="NAME", help="what their machine is called (the folder's name)")
+    p.add_argument("--vendor", choices=("nvidia", "amd", "cpu"), help="whose GPUs it has, where no telemetry tells")
+    p.add_argument("--format", metavar="F", help="take iterations of this format alone")
+    _output(p)
+
+
 def _imaging(sub: Any, common: argparse.ArgumentParser) -> None:
     p = _add(sub, "build", "images", "build", "build the images of a profile on its servers", common)
     p.add_argument("--profile", metavar="P", help="whose launcher says what is built, and whose servers build it")
@@ -254,6 +264,7 @@ def build() -> argparse.ArgumentParser:
     _beginning(sub, common)
     _imaging(sub, common)
     _sensing(sub, common)
+    _bringing(sub, common)
     return parser
 
 

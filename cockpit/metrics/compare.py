@@ -335,6 +335,9 @@ def _notes(sides: Sequence[Side], metrics: Sequence[dict[str, Any]]) -> list[str
             why = dict.fromkeys(printable(str(r.meta["reason"])) for r in gone if r.meta.get("reason"))
             said = f" ({'; '.join([*why][:_REASONS]).rstrip('.')})" if why else ""
             notes.append(f"{side.name}: not counted, because they did not succeed: {which}{said}.")
+        unknown = [f"{r.id} ({r.meta.get('reason')})" for r in side.counted if r.open_ended]
+        if unknown:
+            notes.append(f"{side.name}: how these ended is not known: {', '.join(unknown)}.")
         again = [r.id for r in side.counted if _AGAIN.search(r.id)]
         if again:
             notes.append(f"{side.name}: stands in for a run that did not succeed: {', '.join(again)}.")

@@ -36,6 +36,11 @@ class RunFacts:
         """What made the run: run.json's provenance and what the runner said."""
         return {**(self.meta.get("provenance") or {}), **(self.summary.get("provenance") or {})}
 
+    @property
+    def open_ended(self) -> bool:
+        """Whether it was imported from a log that does not tell how the run ended."""
+        return self.state == "LOST" and "imported" in (self.meta.get("provenance") or {})
+
     def metric(self, name: str) -> float | None:
         """A metric's value, or None where the run does not know it."""
         value = ((self.summary.get("metrics") or {}).get(name) or {}).get("value")
@@ -56,13 +61,13 @@ class Side:
 
     @property
     def counted(self) -> list[RunFacts]:
-        """The runs that succeeded; only these speak."""
-        return [r for r in self.runs if r.state == "SUCCEEDED"]
+        """The runs that succeeded, and imported ones whose end nobody knows; only these speak."""
+        return [r for r in self.runs if r.state == "SUCCEEDED" or r.open_ended]
 
     @property
     def left_out(self) -> list[RunFacts]:
         """Runs that did not succeed."""
-        return [r for r in self.runs if r.state != "SUCCEEDED"]
+        return [r for r in self.runs if r.state != "SUCCEEDED" and not r.open_ended]
 
 
 def check_sides(sides: Sequence[Side]) -> None:

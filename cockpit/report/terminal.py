@@ -42,7 +42,7 @@ def summary_text(summary: Mapping[str, Any], *, width: int | None = None, color:
         f"{gpu['count']} x {gpu['model'] or 'GPU'}" if gpu["count"] else "no GPU" if gpu["count"] == 0 else "GPU n/a"
     )
     head = Text.assemble((str(summary["id"]), "bold"), f"  {summary['state']}")
-    where = f"{summary['server']} ({summary['vendor']}, {device})"
+    where = f"{summary['server']} ({summary['vendor'] or 'vendor unknown'}, {device})"
     known = {n: m for n, m in metrics.items() if m["value"] is not None}
     parts: list[RenderableType] = [head, where, *_measured(summary)]
     if not it["total"]:

@@ -22,6 +22,8 @@ from cockpit.core.records import (
     StagePlan,
 )
 
+IMPORTED = "imported"  # the profile of groups that were made of files
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:

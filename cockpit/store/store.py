@@ -365,6 +365,10 @@ class Store:
             return
         self._groups.remove(group)
 
+    def check_writable(self) -> None:
+        """Raise StoreError where the store was opened for reading only."""
+        self._writable()
+
     def _writable(self) -> None:
         if self.readonly:
             raise StoreError(f"{self.root} was opened for reading only.")

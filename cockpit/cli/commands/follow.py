@@ -34,6 +34,15 @@ def _group_of(store: Store, word: str) -> tuple[str, str | None]:
     return (ident, None) if kind == "group" else (store.run_dir(ident).meta()["group"], ident)
 
 
+def _followed(store: Store, group: str) -> GroupRecord:
+    """A group that servers work or worked. Raises UsageError for one that was made of files."""
+    record = store.group(group)
+    if not record.queues:
+        hint = f"`ekvi-cockpit show {group}` says what is known, `replay` plays it."
+        raise UsageError(f"{group} was imported: there is no server to ask.", hint=hint)
+    return record
+
+
 def attach(args: argparse.Namespace) -> int:
     """Follow a group to its end, from its first event on; Ctrl-C leaves it running, as it was found."""
     from cockpit.engine.session import LiveSession
@@ -44,7 +53,7 @@ def attach(args: argparse.Namespace) -> int:
     store = _store(args)
     group, _ = _group_of(store, args.id)
     with store.lock_group(group):
-        record = store.group(group)
+        record = _followed(store, group)
         session = LiveSession(store, record, connect, screen=args.watch)
         if args.watch:
             return watch(lambda: session, group=(store, record.id))
@@ -108,7 +117,7 @@ def fetch(args: argparse.Namespace) -> int:
     store = _store(args)
     group, _ = _group_of(store, args.id)
     with store.lock_group(group):
-        record = store.group(group)
+        record = _followed(store, group)
         wanted = _wanted(args, record)
         outcome = asyncio.run(
             follow(LiveSession(store, record, connect, once=True, wanted=wanted), Quiet(), stops=False)

@@ -53,7 +53,9 @@ def runs(args: argparse.Namespace) -> int:
 
 def _say_open(rows: Sequence[RunRow]) -> None:
     """What a listing cannot know: how open runs are by now."""
-    if any(not State(r.state).final for r in rows if r.state):
+    from cockpit.store.records import IMPORTED
+
+    if any(not State(r.state).final for r in rows if r.state and r.profile != IMPORTED):
         sys.stderr.write("Open runs are shown as last seen; `fetch ID` looks again, `attach ID` follows.\n")
 
 
