@@ -25,6 +25,7 @@ EDGE_S = 5.0  # but never more
 _PURE = 0.01  # of the energy: less from the other source does not make it a mixture
 _APART = 0.1  # counter and power that differ by more in sum are told
 _IDLE_S = 1.0  # the least that makes a baseline
+_MOSTLY = 0.9  # of the time: a mean of less says so
 _SCOPES = {"gpu": "GPU sockets", "package": "GPU packages", "gpu+package": "GPU sockets and packages"}
 
 
@@ -270,14 +271,33 @@ def power_w(telemetry: Telemetry, window: Window | None) -> Reading:
         if mean is None:
             return _power_by_energy(telemetry, window, sensor.name)
         means.append(mean)
-    return Reading(math.fsum(means), f"scope: {sensors.words}")
+    known = min((_known(s.power, window) for s in sensors.each), default=1.0)
+    partly = f", known for {100 * known:.0f} % of the time" if known < _MOSTLY else ""
+    return Reading(math.fsum(means), f"scope: {sensors.words}{partly}")
+
+
+def _known(power: Power, window: Window | None) -> float:
+    """The share of a window for which there are samples of power; of None, between the first and the last."""
+    if window is None:
+        window = (float(power.t[0]), float(power.t[-1]))
+    lasted = window[1] - window[0]
+    return min(1.0, float(power.weights()[_inside(power, window)].sum()) / lasted) if lasted > 0 else 1.0
+
+
+def _inside(power: Power, window: Window | None) -> Any:
+    """Which samples lie in a window."""
+    import numpy as np
+
+    if window is None:
+        return np.ones(power.t.size, dtype=bool)
+    return (power.t >= window[0]) & (power.t <= window[1])
 
 
 def _mean(power: Power, window: Window | None) -> float | None:
     """Mean of the samples in a window, each weighted with the time it speaks for; None where there is none."""
     import numpy as np
 
-    chosen = np.ones(power.t.size, dtype=bool) if window is None else (power.t >= window[0]) & (power.t <= window[1])
+    chosen = _inside(power, window)
     weights = power.weights()[chosen]
     if not weights.size:
         return None

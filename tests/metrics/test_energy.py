@@ -217,6 +217,14 @@ def test_why_nothing_is_known_is_what_hello_says() -> None:
     assert str(found(lines).why).endswith("reports neither energy nor power: no RAPL here")
 
 
+def test_a_mean_of_half_of_the_time_says_so() -> None:
+    half = read_ticks(telemetry(Curve([(400.0, 100.0)]), gaps=[(30.0, 80.0)]))
+    told = energy.power_w(half, (START, START + 100))
+    assert told.value == pytest.approx(400.0)
+    assert told.note == "scope: GPU sockets, known for 50 % of the time"
+    assert energy.power_w(half, (START, START + 30)).note == "scope: GPU sockets"
+
+
 def test_scopes_are_told_as_the_sensors_are() -> None:
     def of(*scopes: str) -> Energy:
         devices = [{"index": i, "power_scope": scope} for i, scope in enumerate(scopes)]
