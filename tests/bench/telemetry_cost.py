@@ -13,6 +13,7 @@ NVIDIA's, or `--device cpu` to try the script. Prints one JSON document; FOLDER/
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -103,12 +104,9 @@ def energy(path: Path, begin: int, end: int) -> dict[str, Any]:
     if len(counted) < 2 or len(power) < 2:
         return {"backend": backend, "counter_j": None, "integral_j": None}
     (first, low), (last, high) = counted[0], counted[-1]
-    inside = [
-        (first, at_time(power, first)),
-        *(p for p in power if first < p[0] < last),
-        (last, at_time(power, last)),
-    ]
-    pairs = zip(inside, inside[1:], strict=False)
+    between = [p for p in power if first < p[0] < last]
+    inside = [(first, at_time(power, first)), *between, (last, at_time(power, last))]
+    pairs = itertools.pairwise(inside)
     integral = sum((b[0] - a[0]) / 1e9 * (a[1] + b[1]) / 2 for a, b in pairs)
     seconds = (last - first) / 1e9
     return {
