@@ -114,12 +114,14 @@ def _identities(sides: Sequence[Side]) -> list[Difference]:
 
 
 def _per_side(
-    sides: Sequence[Side], key: str, severity: str, why: str, read: Callable[[Side], Any]
+    sides: Sequence[Side], key: str, severity: str, why: str, read: Callable[[Side], Any], nothing: str
 ) -> list[Difference]:
-    """One difference where `read` finds something on any side."""
+    """One difference where `read` finds something on any side; `nothing` is what a side without it has."""
     values = {s.name: read(s) for s in sides}
     if all(v is None for v in values.values()):
         return []
+    described = {s.name for s in sides if any(_devices(r) for r in s.counted)}
+    values = {name: nothing if v is None and name in described else v for name, v in values.items()}
     return [{"key": key, "values": values, "severity": severity, "why": why}]
 
 
@@ -134,7 +136,9 @@ def _caps(sides: Sequence[Side]) -> list[Difference]:
         }
         return ", ".join(f"{cap:g} of {usual:g} W" for cap, usual in sorted(caps)) or None
 
-    return _per_side(sides, "gpu.power_cap", "warning", "a cap below the default slows a GPU on purpose", lowered)
+    return _per_side(
+        sides, "gpu.power_cap", "warning", "a cap below the default slows a GPU on purpose", lowered, "default"
+    )
 
 
 def _parts(sides: Sequence[Side]) -> list[Difference]:
@@ -142,7 +146,7 @@ def _parts(sides: Sequence[Side]) -> list[Difference]:
         parts = [d for run in side.counted for d in _devices(run) if d.get("partition") is not None]
         return None if not parts else _shown(sorted({str(d.get("compute_mode") or "a partition") for d in parts}))
 
-    found = _per_side(sides, "gpu.partition", "warning", "a part of a GPU counts as a GPU", part)
+    found = _per_side(sides, "gpu.partition", "warning", "a part of a GPU counts as a GPU", part, "whole GPUs")
     same = found and len({str(v) for v in found[0]["values"].values()}) == 1
     return [] if same else found
 
@@ -161,6 +165,8 @@ def _neighbours(sides: Sequence[Side]) -> list[Difference]:
     else:
         severity, why = "info", "processes whose environment cannot be read: they may be the run's own"
     values = {s.name: _named([n for side, n in every if side is s]) for s in sides}
+    looked = {s.name for s in sides if any("neighbours" in r.provenance for r in s.counted)}
+    values = {name: "none" if v is None and name in looked else v for name, v in values.items()}
     return [{"key": NEIGHBOURS, "values": values, "severity": severity, "why": why}]
 
 
@@ -176,8 +182,13 @@ def _named(found: Sequence[Mapping[str, Any]]) -> str | None:
     words = []
     for one in sorted(found, key=lambda n: -(_number(n.get("seconds")) or 0.0)):
         seconds, mem = _number(one.get("seconds")), one.get("mem")
-        facts = [f"pid {one.get('pid')}", f"{seconds or 0:.0f} s", size(mem) if isinstance(mem, int) else ""]
+        facts = [
+            f"pid {one.get('pid')}",
+            f"{seconds:.0f} s" if seconds else "seen once",
+            size(mem) if isinstance(mem, int) else "",
+        ]
         words.append(f"{printable(str(one.get('name') or '?'))} ({', '.join(f for f in facts if f)})")
+    words = list(dict.fromkeys(words))
     more = [f"and {len(words) - _SAID} more"] if len(words) > _SAID else []
     return ", ".join([*words[:_SAID], *more])
 
@@ -191,7 +202,7 @@ def _events(sides: Sequence[Side]) -> list[Difference]:
         }
         return printable(", ".join(sorted(found)[:_SAID])) or None
 
-    return _per_side(sides, "gpu.events", "warning", "a driver reported errors of a GPU during a run", told)
+    return _per_side(sides, "gpu.events", "warning", "a driver reported errors of a GPU during a run", told, "none")
 
 
 def _number(value: Any) -> float | None:

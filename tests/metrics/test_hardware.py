@@ -108,7 +108,7 @@ def test_ecc_and_a_lowered_cap_are_warned_of_across_makes_too() -> None:
     found = differences(side("a"), side("b", lowered, "amd"))
     assert found["gpu.ecc"]["severity"] == "warning"
     assert found["gpu.power_cap"]["severity"] == "warning"
-    assert found["gpu.power_cap"]["values"] == {"a": None, "b": "550 of 750 W"}
+    assert found["gpu.power_cap"]["values"] == {"a": "default", "b": "550 of 750 W"}
 
 
 def test_a_lowered_cap_on_both_sides_is_told_all_the_same() -> None:
@@ -119,7 +119,7 @@ def test_a_lowered_cap_on_both_sides_is_told_all_the_same() -> None:
 def test_a_partition_that_counts_as_a_gpu_is_warned_of() -> None:
     part = {**MI300X, "compute_mode": "CPX", "partition": 3}
     found = differences(side("a", MI300X, "amd"), side("b", part, "amd"))
-    assert found["gpu.partition"]["values"] == {"a": None, "b": "CPX"}
+    assert found["gpu.partition"]["values"] == {"a": "whole GPUs", "b": "CPX"}
     assert found["gpu.compute_mode"]["severity"] == "warning"
     assert "gpu.partition" not in differences(side("a", part, "amd"), side("b", part, "amd"))
 
@@ -146,7 +146,9 @@ def test_who_else_was_on_the_gpus_is_told(more: dict[str, Any], severity: str) -
     found = differences(side("a"), side("b", neighbours=[neighbour(**more)]))
     assert found["neighbours"]["severity"] == severity
     assert "python (pid 7" in found["neighbours"]["values"]["b"]
-    assert found["neighbours"]["values"]["a"] is None
+    assert found["neighbours"]["values"]["a"] is None, "nobody looked there"
+    looked = differences(side("a", neighbours=[]), side("b", neighbours=[neighbour(**more)]))
+    assert looked["neighbours"]["values"]["a"] == "none"
 
 
 def test_a_shared_gpu_is_refused_by_its_own_name() -> None:
