@@ -17,6 +17,7 @@ from tests.fakes.amd_sysfs import MI300X, Tree
 from tests.fakes.amdsmi_library import Machine, build_rocm
 from tests.gpu.test_amd_cli import Tool, card
 
+INFO = "amdsmi_get_gpu_metrics_info"
 REPO = Path(__file__).parents[2]
 ORDER = ["amdgpu-sysfs", "amdsmi", "amd-smi", "rocm-smi"]
 WAIT_S = 30.0
@@ -88,3 +89,45 @@ def test_its_values_stand_in_the_ticks(tmp_path: Path, backend: str) -> None:
     assert (device["power_w"], device["util"]) == (705, 1.0)
     (about,) = [line for line in lines if named(line)][-1]["devices"]
     assert about["unavailable"]["sm_active"][0] == "not_told"
+
+
+def test_a_library_that_prints_and_then_blocks_costs_neither_the_stream_nor_its_lines(tmp_path: Path) -> None:
+    Tree(tmp_path / "sys")
+    machine = Machine(tmp_path / "fakes", build_rocm(tmp_path / "rocm"))
+    one = machine.gpu("0000:0c:00.0", **METRICS)
+    machine.program.on("amdsmi_init", say="Unable to find something\n")
+    said: list[str] = []
+
+    def step(line: dict[str, Any]) -> bool:
+        if valued(line) and not said:
+            machine.program.on(INFO, {0: one.handle}, delay_s=60)
+            said.append("blocks")
+        if line["type"] == "err" and line["code"] == "blocked":
+            one.metrics()
+            said.append("blocked")
+        return bool(line["type"] == "err" and line["code"] == "recovered")
+
+    lines = streamed(tmp_path, machine.env, step)
+    assert said == ["blocks", "blocked"]
+    stale = [line["devices"][0] for line in lines if line["type"] == "tick" and "stale_s" in line["devices"][0]]
+    assert stale
+    assert stale[-1]["power_w"] is None
+
+
+def test_a_driver_that_is_unloaded_is_said_and_comes_back(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "sys")
+    lost = tree.gpu("0000:0c:00.0", "v1.6", MI300X)
+    env = {**os.environ, "ROCM_PATH": str(tmp_path / "none"), "PATH": str(tmp_path / "bin")}
+    said: list[str] = []
+
+    def step(line: dict[str, Any]) -> bool:
+        if valued(line) and not said:
+            (lost.folder / "gpu_metrics").unlink()
+            said.append("lost")
+        if line["type"] == "err" and line["code"] == "gone":
+            lost.set()
+            said.append(line["text"])
+        return len(said) == 2 and valued(line)
+
+    streamed(tmp_path, env, step)
+    assert "gpu_metrics is gone" in said[1]
