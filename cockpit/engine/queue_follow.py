@@ -15,7 +15,6 @@ from cockpit.core.errors import Exit, ServerError
 from cockpit.core.events import Diagnostic, State, StateChange
 from cockpit.core.records import Access
 from cockpit.core.text import size
-from cockpit.engine.queue_clock import keep_clock
 from cockpit.engine.queue_home import Room, WayHome
 from cockpit.engine.queue_node import (
     BLOCK,
@@ -181,7 +180,8 @@ class QueueFollow:
         await self._put_wishes(node)
         await self._look_after(node)
         node.heard = asyncio.get_running_loop().time()
-        await first_of(self._read(node), self._guard(node), keep_clock(node, self._room.observer.note))
+        clock = self._room.clocks.keep(node, self._room.observer.note)
+        await first_of(self._read(node), self._guard(node), clock)
 
     def _open(self) -> list[str]:
         return [run for run in self._runs if not self._settled(run)]

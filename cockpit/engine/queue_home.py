@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cockpit.core.errors import ServerError
 from cockpit.core.records import Limits
 from cockpit.engine.fetch import Left, Source, Wanted
 from cockpit.engine.finish import finish_run
+from cockpit.engine.queue_clock import Clocks
 from cockpit.engine.queue_node import Node, clean_queue
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Room:
     limits: Limits
     group: str
     once: bool = False
+    clocks: Clocks = field(default_factory=Clocks)
 
 
 class WayHome:

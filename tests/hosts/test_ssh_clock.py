@@ -39,13 +39,15 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(node: Node, notes: list[str]) -> AsyncIterator[None]:
-    task = asyncio.ensure_future(queue_clock.keep_clock(node, lambda level, text: notes.append(text)))
+async def running(notes: list[str], *nodes: Node) -> AsyncIterator[list[asyncio.Task[None]]]:
+    clocks = queue_clock.Clocks()
+    tasks = [asyncio.ensure_future(clocks.keep(node, lambda level, text: notes.append(text))) for node in nodes]
     try:
-        yield
+        yield tasks
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def until(what: Callable[[], Any]) -> Any:
@@ -97,7 +99,7 @@ async def test_it_is_one_process_that_is_started_again_when_it_dies_and_ends_wit
 ) -> None:
     node = Node(0, plain, await _queue(plain, tmp_path, agent), "python3", Link("x", lambda *_: None))
     notes: list[str] = []
-    async with running(node, notes):
+    async with running(notes, node):
         first = await until(lambda: node.clock)
         (pong,) = _pongs(tmp_path)
         pong.kill()
@@ -107,13 +109,28 @@ async def test_it_is_one_process_that_is_started_again_when_it_dies_and_ends_wit
     assert notes == []
 
 
+async def test_queues_of_one_machine_share_it_and_another_takes_over(
+    plain: Host, tmp_path: Path, agent: Package, often: None
+) -> None:
+    q = await _queue(plain, tmp_path, agent)
+    nodes = [Node(0, plain, q, "python3", Link("x", lambda *_: None)) for _ in range(3)]
+    async with running([], *nodes) as tasks:
+        await until(lambda: all(node.clock for node in nodes))
+        assert len(_pongs(tmp_path)) == 1
+        tasks[0].cancel()  # the first of the queues is done
+        seen = nodes[2].clock
+        await until(lambda: nodes[2].clock is not seen)
+        assert nodes[1].clock is nodes[2].clock
+    await until(lambda: not _pongs(tmp_path))
+
+
 async def test_an_agent_that_knows_no_pings_is_said_once_and_ends_nothing(
     plain: Host, tmp_path: Path, often: None
 ) -> None:
     old = Package(b"import sys\nsys.exit(2)\n", "0" * 64)
     node = Node(0, plain, await _queue(plain, tmp_path, old), "python3", Link("x", lambda *_: None))
     notes: list[str] = []
-    async with running(node, notes):
+    async with running(notes, node):
         await until(lambda: notes)
     assert len(notes) == 1
     assert "its clock" in notes[0]
