@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cockpit.telemetry.pack import build_agent
-from runners.agent.gpu.nvml_hot import throttle
+from runners.agent.gpu.nvml_hot import SHARE_S, throttle, throttled_share
 from runners.agent.gpu.source import (
     BAD_VALUE,
     DEVICE_KEYS,
@@ -71,10 +71,10 @@ def opened(drive: Drive, fake: FakeNvml) -> Driven:
     return driven
 
 
-def rates(driven: Driven, pause_s: float = 0.12) -> list[dict[str, Any]]:
+def rates(driven: Driven, pause_s: float = SHARE_S + 0.01) -> list[dict[str, Any]]:
     """The slow reading over two samples."""
     driven.ask("slow")
-    time.sleep(pause_s)  # GPM's samples are apart by at least 0.1 s, or it says nothing
+    time.sleep(pause_s)  # nearer to each other GPM and the counters of throttling say nothing
     found = driven.ask("slow")
     assert isinstance(found, list)
     return found
@@ -231,7 +231,7 @@ def test_the_older_counters_of_throttling_stand_in_for_the_fields(driver: FakeNv
     driver.program.on("nvmlDeviceGetViolationStatus", {1: 0}, out={2: [u64(0, 0), u64(0, 30_000_000)]})
     driven = opened(drive, driver)
     (slow,) = rates(driven)
-    assert 0.05 < slow["thr_power"] <= 0.25
+    assert 0 < slow["thr_power"] <= 0.03 / SHARE_S
     assert slow["thr_thermal"] == 0
 
 
@@ -439,9 +439,12 @@ def test_throttled_time_is_a_share_and_a_counter_that_runs_back_tells_nothing(dr
     driven = opened(drive, driver)
     before = time.perf_counter()
     driven.ask("slow")
-    driver.set(0, thr_ns=(10**9 + 1_000_000, 10**8))
+    driver.set(0, thr_ns=(10**9 + 50_000_000, 10**8))
     (slow,) = driven.ask("slow")
-    assert 0.001 / (time.perf_counter() - before) < slow["thr_power"] <= 1
+    assert slow.keys() & {"thr_power", "thr_thermal"} == set(), "too soon for counters that go in steps"
+    time.sleep(SHARE_S)
+    (slow,) = driven.ask("slow")
+    assert 0.05 / (time.perf_counter() - before) < slow["thr_power"] <= 0.05 / SHARE_S
     assert "thr_thermal" not in slow
 
 
@@ -576,6 +579,16 @@ def test_the_packed_agent_reads_eight_gpus_for_little(tmp_path: Path, nvml_libra
     seconds, kilobytes = map(float, cost.split())
     assert seconds < 0.2e-3, "of a tick, for each GPU"
     assert kilobytes < 1000, "memory that 24,000 readings left behind"
+
+
+@pytest.mark.parametrize(
+    ("gained_s", "past_s", "share"),
+    [(0, 1, 0.0), (0.5, 1, 0.5), (1.1, 1, 1.0), (0.3, 0.25, 1.0), (1.3, 1, None), (-0.1, 1, None)],
+)
+def test_a_share_bears_the_steps_of_its_counter_and_no_more(
+    gained_s: float, past_s: float, share: float | None
+) -> None:
+    assert throttled_share(gained_s, past_s) == share
 
 
 @given(st.integers(0, 2**64 - 1))

@@ -9,6 +9,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from .nvml_hot import SHARE_S, throttled_share
 from .smi_report import Gpu, links_of_topo, names_of_help, report_of_xml, rows_of_csv
 from .smi_values import POWER_COUNTERS, REASON_NAMES, RULES, THERMAL_COUNTERS, Row, device, reading, throttle_seconds
 from .source import BAD_VALUE, FAILED, HOT, NOT_FOUND, SLOW, STATIC, Gone, Reading, Reasons, Source, SourceError
@@ -106,16 +107,16 @@ class NvidiaSmi(Source):
                 found[field] = None
                 self.reasons[index].none(field, NOT_FOUND, "nvidia-smi does not tell %s" % names[0])
                 continue
-            before, self._before[index, field] = self._before.get((index, field)), (self._row_at, seconds)
-            if before is not None and self._row_at > before[0]:
-                share = (seconds - before[1]) / (self._row_at - before[0])
-                if 0 <= share <= 1.5:
-                    found[field] = min(share, 1.0)
-                else:
-                    found[field] = None
-                    self.reasons[index].none(
-                        field, BAD_VALUE, "the counter went from %g s to %g s" % (before[1], seconds)
-                    )
+            at, before = self._before.get((index, field), (self._row_at, seconds))
+            past_s = self._row_at - at
+            if 0 < past_s < SHARE_S:
+                continue
+            self._before[index, field] = (self._row_at, seconds)
+            if past_s > 0:
+                found[field] = throttled_share(seconds - before, past_s)
+                if found[field] is None:
+                    text = "the counter went from %g s to %g s in %.3g s" % (before, seconds, past_s)
+                    self.reasons[index].none(field, BAD_VALUE, text)
         return found
 
     def _known_names(self) -> List[str]:

@@ -9,6 +9,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from .nvml_calls import GONE, UNKNOWN_RC, Door, Field, Fields, Probe, code_of, said
+from .nvml_hot import SHARE_S, throttled_share
 from .source import BAD_VALUE, FAILED, NOT_SUPPORTED, SHARED, Gone, Reading, Reasons
 
 _MIB = 1024.0 * 1024.0
@@ -167,14 +168,15 @@ class _Rates:
         return self._now - before[0], value - before[1]
 
     def _share(self, reading: Reading, field: str, nanoseconds: int) -> None:
+        before = self._before.get(field)
+        if before is not None and 0 <= self._now - before[0] < SHARE_S:
+            return
         step = self._step(field, nanoseconds)
-        if step is not None:
-            share = step[1] / 1e9 / step[0]
-            if share <= 1.5:  # the counter moves on in steps of its own
-                reading[field] = min(share, 1.0)
-            else:
-                self._own.none(field, BAD_VALUE, "%.3g s of throttling in %.3g s" % (step[1] / 1e9, step[0]))
-                reading[field] = None
+        if step is None:
+            return
+        reading[field] = throttled_share(step[1] / 1e9, step[0])
+        if reading[field] is None:
+            self._own.none(field, BAD_VALUE, "%.3g s of throttling in %.3g s" % (step[1] / 1e9, step[0]))
 
     def _busy(self, number: int, field: str) -> Field:
         def take(reading: Reading, value: Any, _: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from .nvml_calls import Door, Field, Fields, Probe, whole
 from .source import THROTTLE, Reading, Reasons
@@ -28,6 +28,8 @@ _BITS = (
     (0x400, "other"),  # the reliability limit, likewise
 )
 _KNOWN = sum({bit for bit, _ in _BITS})
+SHARE_S = 0.25  # counters of throttled time move on in steps of 0.1 s: over less than this they tell no share
+_STEPS_S = 0.2
 
 
 def throttle(bits: int) -> List[str]:
@@ -36,6 +38,11 @@ def throttle(bits: int) -> List[str]:
     if bits & ~_KNOWN:
         found.add("other")
     return [name for name in THROTTLE if name in found]
+
+
+def throttled_share(gained_s: float, past_s: float) -> Optional[float]:
+    """What share of `past_s` was throttled, of which a counter gained `gained_s`; None where that cannot be."""
+    return min(gained_s / past_s, 1.0) if 0 <= gained_s <= past_s + _STEPS_S else None
 
 
 class Hot:
