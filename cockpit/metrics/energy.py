@@ -201,8 +201,8 @@ def courses(telemetry: Telemetry) -> list[Course] | None:
 
 def energy(telemetry: Telemetry, window: Window | None) -> Energy:
     """Energy in `window` (wall clock, seconds), or over all readings."""
-    if not len(telemetry):
-        return Energy(None, why="no telemetry")
+    if (nothing := _nothing(telemetry)) is not None:
+        return Energy(None, why=nothing)
     sensors = _sensors(telemetry)
     parts: list[Part] = []
     doubts: dict[str, float] = {}
@@ -225,6 +225,14 @@ def energy(telemetry: Telemetry, window: Window | None) -> Energy:
         error_j=math.fsum(p.error_j for p in parts),
         doubts=tuple(_doubts(doubts)),
     )
+
+
+def _nothing(telemetry: Telemetry) -> str | None:
+    """Why there is nothing to say: a GPU server whose GPUs nobody sampled has no energy by its CPUs' sensors."""
+    if not len(telemetry):
+        return "no telemetry"
+    blind = not telemetry.devices and (telemetry.hello or {}).get("vendor") in ("nvidia", "amd")
+    return "no GPU telemetry" if blind else None
 
 
 def _doubts(found: Mapping[str, float], most: int = 3) -> list[str]:
@@ -262,8 +270,8 @@ def energy_j(telemetry: Telemetry, window: Window | None) -> Reading:
 
 def power_w(telemetry: Telemetry, window: Window | None) -> Reading:
     """Mean power (W) in `window`, summed over the run's GPUs, else of the CPU packages."""
-    if not len(telemetry):
-        return Reading(None, "no telemetry")
+    if (nothing := _nothing(telemetry)) is not None:
+        return Reading(None, nothing)
     sensors = _sensors(telemetry)
     means: list[float] = []
     for sensor in sensors.each:
@@ -318,8 +326,8 @@ def idle_w(telemetry: Telemetry, began: float | None, run: str | None) -> Readin
 
     Refused where another program was on the run's GPUs: what is drawn then is not what idling takes.
     """
-    if not len(telemetry):
-        return Reading(None, "no telemetry")
+    if (nothing := _nothing(telemetry)) is not None:
+        return Reading(None, nothing)
     if began is None:
         return Reading(None, "when the run began is not known")
     end = math.nextafter(began, -math.inf)  # a sample at that very moment is the run's

@@ -60,10 +60,11 @@ def _devices(run: RunFacts) -> list[Device]:
 
 
 def _links(links: Any) -> str | None:
-    """`NVLink x18` of a GPU's links; None where nobody says, or it is alone."""
+    """`NVLink x18`, `PCIe x1 SYS` of a GPU's links; None where nobody says, or it is alone."""
     if not isinstance(links, list) or not links:
         return None
-    kinds = {f"{one.get('kind')} x{one.get('count')}" for one in links if isinstance(one, Mapping)}
+    told = [one for one in links if isinstance(one, Mapping)]
+    kinds = {f"{one.get('kind')} x{one.get('count')} {one.get('path') or ''}".rstrip() for one in told}
     return ", ".join(sorted(kinds))
 
 

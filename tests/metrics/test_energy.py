@@ -225,6 +225,12 @@ def test_a_mean_of_half_of_the_time_says_so() -> None:
     assert energy.power_w(half, (START, START + 30)).note == "scope: GPU sockets"
 
 
+def test_the_cpu_s_energy_is_not_a_gpu_run_s() -> None:
+    lines = [hello(vendor="nvidia", backend="none"), *(tick(float(k), host={"power_w": 90.0}) for k in range(9))]
+    assert found(lines).why == "no GPU telemetry"
+    assert energy.power_w(read_ticks(lines), None).value is None
+
+
 def test_scopes_are_told_as_the_sensors_are() -> None:
     def of(*scopes: str) -> Energy:
         devices = [{"index": i, "power_scope": scope} for i, scope in enumerate(scopes)]
