@@ -253,7 +253,7 @@ def _mask(row: Row, words: Dict[int, Optional[str]]) -> None:
 
 def _sums(row: Row, said: Any) -> None:
     """ECC totals of SRAM and DRAM; unknown where one of the parts is."""
-    parts = {
+    parts: Dict[str, Tuple[str, ...]] = {
         "corrected": ("sram_correctable", "dram_correctable"),
         "uncorrected": ("sram_uncorrectable", "dram_uncorrectable"),
     }
