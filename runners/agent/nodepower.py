@@ -31,11 +31,21 @@ _STATE = re.compile(r"Power reading state is:\s*(\w+)")
 
 
 class NodePower:
-    """Polls one sensor while it is started. `source` is ipmi or redfish, `read` gives watts or raises SourceError."""
+    """Polls one sensor while it is started. `source` is ipmi or redfish, `read` gives watts or raises SourceError.
 
-    def __init__(self, source: str, read: Callable[[], float], each_s: float = EACH_S) -> None:
+    `close` is called in the end.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        read: Callable[[], float],
+        each_s: float = EACH_S,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
         self.source = source
         self._read = read
+        self._close = close
         self._each_s = each_s
         self._values: Deque[Optional[float]] = deque(maxlen=1)
         self._errs: Deque[Dict[str, Any]] = deque(maxlen=10)
@@ -80,6 +90,7 @@ class NodePower:
                 self._note(True, "recovered", "the power of the machine is read again")
             pause_s = self._each_s if self._well else min(SLOWEST_S, 2 * pause_s)
             end.wait(max(0.0, begun + pause_s - time.monotonic()))
+        self._close()
 
     def _note(self, well: bool, code: str, text: str) -> None:
         before, self._well = self._well, well
@@ -160,20 +171,26 @@ class Redfish:
     def read(self) -> float:
         """Watts now. Raises SourceError."""
         try:
-            if self._at is None:
-                self._at = self._find()
-            path, take = self._at
-            watts = take(self._get(path))
-        except (OSError, ValueError, SourceError):
-            self._at = None
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+            return self._watts()
+        except Exception:
+            self._at = None  # looked for anew
+            self.close()
             raise
+
+    def _watts(self) -> float:
+        if self._at is None:
+            self._at = self._find()
+        path, take = self._at
+        watts = take(self._get(path))
         if watts is None:
-            self._at = None
             raise SourceError(NOT_SUPPORTED, "%s: %s has no power reading now" % (self.host, path))
         return watts
+
+    def close(self) -> None:
+        """Close the connection, if one stands; `read` opens another."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
     def _find(self) -> Tuple[str, Callable[[Dict[str, Any]], Optional[float]]]:
         """The one resource that tells the machine's power."""

@@ -46,7 +46,8 @@ def node_power(queue: Queue) -> Optional[NodePower]:
     if about.kind == "ipmi":
         return NodePower("ipmi", ipmi)
     secret = os.path.join(queue.secrets_dir, about.secret)
-    return NodePower("redfish", Redfish(about.url, about.user, secret, about.insecure).read)
+    redfish = Redfish(about.url, about.user, secret, about.insecure)
+    return NodePower("redfish", redfish.read, close=redfish.close)
 
 
 def wanted(
