@@ -45,6 +45,13 @@ def _but(**more: Any) -> dict[str, Any]:
     return {"peers": PEERS | more}
 
 
+REDFISH = {"kind": "redfish", "url": "https://bmc/redfish/v1/Chassis/1", "user": "eye", "secret": "BMC"}
+
+
+def _sampled(**more: Any) -> dict[str, Any]:
+    return {"telemetry": more}
+
+
 def _links(path: str, target: Any = "${FILES_DIR}/x") -> dict[str, Any]:
     return {"runs": [_run()[0] | {"links": {path: target}}]}
 
@@ -96,6 +103,15 @@ def test_defaults(tmp_path: Path) -> None:
         (_but(token="short"), "peers.token must be 16 hexadecimal digits or more"),
         (_but(silence_s=0), "peers.silence_s must be a number from 0.1 on"),
         (_but(address=""), "peers.address must not be empty"),
+        (_sampled(hz=0), "telemetry.hz must be a number from 0.01 on"),
+        (_sampled(vendor="intel"), "telemetry.vendor is 'intel'; it must be one of nvidia, amd, cpu"),
+        (_sampled(idle_s=-1), "telemetry.idle_s must be a number from 0 on"),
+        (_sampled(keep_by=1), "telemetry.keep_by must be a number from 65536 on"),
+        (_sampled(node_power={"kind": "snmp"}), "telemetry.node_power.kind is 'snmp'"),
+        (_sampled(node_power=REDFISH | {"url": "http://bmc"}), "telemetry.node_power.url is 'http://bmc'"),
+        (_sampled(node_power=REDFISH | {"secret": "../x"}), "telemetry.node_power.secret is '../x'"),
+        (_sampled(node_power=REDFISH | {"insecure": 1}), "telemetry.node_power.insecure must be true or false"),
+        (_links("telemetry.0.jsonl"), "which is the agent's own"),
         ({"runs": _run(argv=["${CODE_DIR}/x"])}, "runs use ${CODE_DIR}, but `code` is null"),
     ],
 )
@@ -117,6 +133,18 @@ def test_nodes_containers_files_and_gpus_are_read(tmp_path: Path) -> None:
     assert run.stages[0].engine == ("docker", "--tlsverify")
     assert queue.files == ("0123456789abcdef",)
     assert queue.peers == queuefile.Peers(1, ("a", "b"), "10.0.0.1", 29401, "0f" * 16, 30.0)
+
+
+def test_how_the_machine_is_sampled_is_read(tmp_path: Path) -> None:
+    told = {"hz": 10, "vendor": "amd", "idle_s": 5, "keep_by": 1 << 20, "node_power": REDFISH}
+    power = queuefile.NodePower("redfish", "https://bmc/redfish/v1/Chassis/1", "eye", "BMC", False)
+    assert _load(tmp_path, telemetry=told).telemetry == queuefile.Telemetry(10, "amd", 5, 1 << 20, power)
+
+
+def test_ipmi_needs_no_more_than_its_name(tmp_path: Path) -> None:
+    assert _load(tmp_path, **_sampled(node_power={"kind": "ipmi"})).telemetry.node_power == queuefile.NodePower(
+        "ipmi"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00", '{"schema": null}'])
