@@ -41,7 +41,7 @@ class Recorder:
         if self._failed:
             return None
         try:
-            self._file.write(json.dumps({"server": server, "t_recv": time.time(), **line}) + "\n")
+            self._file.write(json.dumps({**line, "server": server, "t_recv": time.time()}) + "\n")
             if (now := time.monotonic()) - self._flushed >= _FLUSH_S:
                 self._flushed = now
                 self._file.flush()

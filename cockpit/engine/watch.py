@@ -12,7 +12,8 @@ from cockpit.core.errors import CockpitError
 from cockpit.core.gpu import MachineNow
 from cockpit.core.records import Access, ServerSpec
 from cockpit.engine.admit import Connect, accesses, close
-from cockpit.engine.reconnect import Link
+from cockpit.engine.reconnect import AWAY as GONE
+from cockpit.hosts.backoff import Backoff
 
 if TYPE_CHECKING:
     from cockpit.telemetry.live import Wanted
@@ -23,7 +24,10 @@ _PUT_S = 60.0
 
 @dataclass(slots=True)
 class Machine:
-    """One machine that is watched. `why` is a sentence where it is away or refused, `mend` what helps."""
+    """One machine that is watched. `why` is a sentence where it is away or refused, `mend` what helps.
+
+    `reached`: a line of it came once.
+    """
 
     name: str  # the server's, with its node where it has several
     server: str
@@ -34,6 +38,7 @@ class Machine:
     state: str = CONNECTING
     why: str | None = None
     mend: str | None = None
+    reached: bool = False
     now: MachineNow = field(default_factory=MachineNow)
 
 
@@ -62,7 +67,7 @@ def machines(servers: Sequence[ServerSpec], wanted: Mapping[str, Wanted]) -> lis
 
 
 async def watch(watched: Sequence[Machine], connect: Connect, face: Face, *, seconds: float | None = None) -> None:
-    """Watch all of them until cancelled, for `seconds`, or until every one was refused; a cut link is mended."""
+    """Watch until cancelled, for `seconds`, or until every machine was refused; what went away is tried again."""
     from cockpit.telemetry.pack import build_agent
 
     agent = await asyncio.to_thread(build_agent)
@@ -79,26 +84,34 @@ async def watch(watched: Sequence[Machine], connect: Connect, face: Face, *, sec
 
 
 async def _keep(machine: Machine, agent: Any, connect: Connect, face: Face) -> None:
-    def tell(level: str, text: str) -> None:
-        if level == "warning":
-            _change(machine, face, AWAY, text)
-
-    link = Link(machine.name, tell)
-
-    async def work() -> None:
-        host = connect(machine.access)
+    """Listen to one machine, again whenever it went away; what is refused before its first line stays so."""
+    pauses = Backoff()
+    while True:
         try:
-            await _listen(machine, host, agent, face, link)
-        finally:
-            await close([host])
+            await _once(machine, agent, connect, face)
+        except GONE as error:
+            why = error.message if isinstance(error, CockpitError) else f"{machine.name} did not answer in time."
+        except CockpitError as error:
+            if machine.state != LIVE:
+                _change(machine, face, REFUSED, error.message, error.hint)
+                return
+            why = error.message
+        if machine.state == LIVE:
+            pauses.reset()
+        if machine.state != AWAY:
+            _change(machine, face, AWAY, why)
+        await asyncio.sleep(pauses.next())
 
+
+async def _once(machine: Machine, agent: Any, connect: Connect, face: Face) -> None:
+    host = connect(machine.access)
     try:
-        await link.keep(work)
-    except CockpitError as error:
-        _change(machine, face, REFUSED, error.message, error.hint)
+        await _listen(machine, host, agent, face)
+    finally:
+        await close([host])
 
 
-async def _listen(machine: Machine, host: Any, agent: Any, face: Face, link: Link) -> None:
+async def _listen(machine: Machine, host: Any, agent: Any, face: Face) -> None:
     from cockpit.telemetry.clock import Pings
     from cockpit.telemetry.live import listen, put_agent
 
@@ -111,6 +124,7 @@ async def _listen(machine: Machine, host: Any, agent: Any, face: Face, link: Lin
         if told is None or machine.now.take(told, time.monotonic()) is None:
             return
         if machine.state != LIVE:
+            machine.reached = True
             _change(machine, face, LIVE)
         face.line(machine, told)
 

@@ -98,7 +98,7 @@ def _device(now: MachineNow, device: DeviceNow, at: float, heads: Sequence[str])
     used, total = device.number("mem_used"), device.number("mem_total") or number(device.identity.get("mem_total"))
     age = f"{device.stale_s:.0f} s" if device.stale_s is not None else _age(now, device.values.get("power_w"), at)
     row = {
-        "gpu": _label(device),
+        "gpu": _label(device, short="tensor" not in heads),
         "util": of("util"),
         "memory": NONE if used is None else f"{used / _GIB:.1f}" + (f"/{total / _GIB:.0f} GiB" if total else " GiB"),
         "tensor": of("tensor"),
@@ -128,10 +128,12 @@ def _host(now: MachineNow, at: float, heads: Sequence[str]) -> dict[str, str]:
     return {head: row.get(head, "") for head in heads[1:]}
 
 
-def _label(device: DeviceNow) -> str:
+def _label(device: DeviceNow, *, short: bool) -> str:
     model = device.identity.get("model")
     partition = device.identity.get("partition")
     name = printable(str(model))[:18] if model else ""
+    if short:
+        name = name.removeprefix("NVIDIA ").removeprefix("AMD ").removeprefix("Instinct ")
     return f"{device.index}{f'.{partition}' if partition is not None else ''} {name}".rstrip()
 
 

@@ -100,6 +100,7 @@ async def listen(
                     take(line)
         finally:
             pinging.cancel()
+            await asyncio.gather(pinging, return_exceptions=True)  # a cut link fails it too, and was told already
 
 
 async def _ping(talk: Talk, ping: Callable[[], Mapping[str, Any]], every_s: float) -> None:

@@ -24,7 +24,7 @@ _PLAIN_S = 1.0
 
 
 def telemetry(args: argparse.Namespace) -> int:
-    """Watch until Ctrl-C, or for --seconds; exit 3 where no server could be watched."""
+    """Watch until Ctrl-C, or for --seconds; exit 3 where a server refused, or none was ever reached."""
     _check(args)
     try:
         return asyncio.run(_replay(args) if args.replay else _watch(args))
@@ -64,12 +64,7 @@ async def _watch(args: argparse.Namespace) -> int:
             stack.enter_context(_serve(args.serve, watched))
         with face:
             await _until_ctrl_c(watch(watched, connect, face, seconds=args.seconds))
-    for machine in watched:
-        if machine.state == REFUSED:
-            sys.stderr.write(f"ekvi-cockpit: {machine.name}: {machine.why}\n")
-            if machine.mend:
-                sys.stderr.write(f"  {machine.mend}\n")
-    if any(machine.state == REFUSED for machine in watched):
+    if any(machine.state == REFUSED for machine in watched) or not any(machine.reached for machine in watched):
         return int(Exit.SERVER)
     return int(Exit.OK)
 
@@ -135,6 +130,7 @@ class _Base:
         self.watched = watched
         self.recorder = recorder
         self.alarms = {machine.name: Alarms(temp_c) for machine in watched}
+        self._states: dict[str, str] = {}
 
     def __enter__(self) -> _Base:
         return self
@@ -154,8 +150,14 @@ class _Base:
 
     def changed(self, machine: Machine) -> None:
         """A machine was reached, lost or refused."""
-        if machine.why and machine.state != "refused":
-            self.say(machine.why)
+        before = self._states.get(machine.name)
+        self._states[machine.name] = machine.state
+        if machine.state == "live" and before == "away":
+            self.say(f"{machine.name} is back.")
+        elif machine.why:
+            how = "is away" if machine.state == "away" else "cannot be watched"
+            mend = "This tries until it answers." if machine.state == "away" else machine.mend or ""
+            self.say(f"{machine.name} {how}: {machine.why} {mend}".rstrip())
 
     def show(self, machine: Machine, line: Mapping[str, Any]) -> None:
         """One line."""
@@ -170,13 +172,18 @@ class _Base:
 
 
 class _Json(_Base):
-    """JSON Lines on stdout, each with its `server`; alarms are lines of type `alarm`."""
+    """JSON Lines on stdout, each with its `server`; the watch's own are of type `alarm` and `state`."""
 
     def show(self, machine: Machine, line: Mapping[str, Any]) -> None:
-        self._print({"server": machine.name, "t_recv": time.time(), **line})
+        self._print({**line, "server": machine.name, "t_recv": time.time()})
 
     def alarm(self, machine: Machine, said: Mapping[str, Any], text: str) -> None:
         self._print({"server": machine.name, "t_recv": time.time(), "type": "alarm", **said})
+
+    def changed(self, machine: Machine) -> None:
+        super().changed(machine)
+        self._print({"server": machine.name, "t_recv": time.time(), "type": "state", "state": machine.state,
+                     "why": machine.why})  # fmt: skip
 
     @staticmethod
     def _print(obj: Mapping[str, Any]) -> None:
