@@ -349,12 +349,9 @@ def test_what_the_agent_alone_samples_is_taken_with_the_log(tmp_path: Path, cli:
     with subprocess.Popen(argv) as sampler:
         try:
             deadline = time.monotonic() + 20
-            while not out.exists() or out.read_bytes().count(b"\n") < 5:
+            while not out.exists() or out.read_bytes().count(b"\n") < 40:
                 assert time.monotonic() < deadline, "the agent wrote nothing"
                 time.sleep(0.02)
-            began = time.time()
-            while time.time() < began + 0.5:
-                time.sleep(0.05)
             said = {"type": "iteration", "t": time.time(), "step": 1, "total": 1, "step_s": 0.4, "loss": 1.0}
             (tmp_path / "train.log").write_text(f"@ekvi {json.dumps(said)}\n")
         finally:
