@@ -179,7 +179,6 @@ class Sense:
             if self._writer.write(frames.tick(mono, wall, max(0, at - sent - 1), rows)):
                 sent = at
                 carried.clear()
-            self._events(source)
             if mono / 1e9 - looked >= 1.0:
                 looked = mono / 1e9
                 self._look(source, loops, looked)
@@ -206,7 +205,8 @@ class Sense:
     # --- words
 
     def _look(self, source: Source, loops: List[Loop], now: float) -> None:
-        """Once a second: reasons that came since the hello, what the loops met, what was left out."""
+        """Once a second: the driver's events, reasons that came since the hello, what the loops met."""
+        self._events(source)
         for device, reasons in zip(source.devices, source.reasons):  # noqa: B905
             for field, code, text in reasons.new():
                 self._err(source.name, code, text, index=device["index"], field=field)
