@@ -17,6 +17,7 @@ from typing import Any
 from cockpit.core.events import Event, Iteration
 from cockpit.core.gpu import DeviceNow, MachineNow, number
 from cockpit.core.state import RunState
+from cockpit.core.text import printable
 from cockpit.engine.observer import GroupInfo, Outcome
 from cockpit.tui.logs import LogStore
 
@@ -27,6 +28,7 @@ BEGIN, RUNS, CHARTS, SERVERS, LOG, END = "begin", "runs", "charts", "servers", "
 # What a server says of its sensors that is news for people, and how it is told.
 _NEWS = {"blocked": "warning", "recovered": "info", "ended": "warning", "gone": "warning", "event": "warning"}
 _NEWS_CHARS = 300
+_SOURCE_CHARS = 24
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class ServerView:
     @property
     def source(self) -> str | None:
         """Who reads the sensors, by the name that the agent gives it."""
-        return str((self.now.hello or {}).get("backend") or "") or None
+        return printable(str((self.now.hello or {}).get("backend") or ""))[:_SOURCE_CHARS] or None
 
     def trace(self) -> None:
         """Keep the load of the last sample, where the one before it is old enough."""
@@ -226,6 +228,11 @@ def load_of(now: MachineNow) -> float | None:
     """A machine's load 0..1: the mean of its GPUs where it has some, else its CPU."""
     if now.devices:
         loads = [load for device in now.devices.values() if (load := device.number("util")) is not None]
-        return math.fsum(loads) / len(loads) if loads else None
+        return math.fsum(_share(load) for load in loads) / len(loads) if loads else None
     known = now.host.get("cpu_util")
-    return None if known is None else number(known.value)
+    load = None if known is None else number(known.value)
+    return None if load is None else _share(load)
+
+
+def _share(load: float) -> float:
+    return min(1.0, max(0.0, load))

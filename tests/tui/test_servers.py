@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cockpit.core.gpu import MachineNow
+from cockpit.report.themes import bundled_default
+from cockpit.tui.feed import load_of
+from cockpit.tui.theming import Look
+from cockpit.tui.widgets import gpus
 from tests.tui.scripted import Script, planned
 from tests.tui.support import screen, shown, until
 
@@ -188,3 +195,23 @@ async def test_a_machine_with_more_gpus_than_fit_scrolls_in_rows() -> None:
         app.screen.query_one("#servers").focus()
         await pilot.press("end")
         await until(pilot, " 63")
+
+
+_ANY = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.text(max_size=3))
+_DEVICE = st.dictionaries(st.sampled_from([*_HOT, "index", "stale_s", "tensor", "mem_total"]), _ANY)
+
+
+@given(st.lists(_DEVICE, max_size=5), st.lists(_DEVICE, max_size=5), st.integers(min_value=1, max_value=200))
+def test_whatever_a_server_says_can_be_drawn(about: list[Any], devices: list[Any], width: int) -> None:
+    now, look = MachineNow(), Look(bundled_default())
+    now.take({"type": "hello", "devices": about}, 1.0)
+    now.take({"type": "tick", "t_mono_ns": 1, "t_wall_ns": 1, "devices": devices}, 1.0)
+    known = list(now.each())
+    lines = [gpus.line(now, device, width, look, 0.0) for device in known]
+    lines += gpus.cells(known, width, 2, look, 0.0)
+    text = "".join(part for line in lines for part, _ in line)
+    assert text.isprintable()
+    load = load_of(now)
+    assert load is None or 0 <= load <= 1
+    gpus.power(known)
+    gpus.memory(known)

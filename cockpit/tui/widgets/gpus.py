@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.style import Style
 
 from cockpit.core.gpu import DeviceNow, Known, MachineNow, number
+from cockpit.core.text import printable
 from cockpit.tui import words
 from cockpit.tui.theming import Look
 from cockpit.tui.widgets.panel import Part
@@ -18,6 +19,7 @@ _OLD_S = 15.0  # the slowest field is read every ten seconds: what is older says
 _CELL = 4
 _HEAD = 3
 _SHARED = "shared"
+_MOST_REASONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,18 @@ def hottest(device: DeviceNow) -> tuple[float, str] | None:
     return max(found) if found else None
 
 
+def load(device: DeviceNow) -> float | None:
+    """Its load 0..1; what a server says beyond that is taken for the nearer end."""
+    said = device.number("util")
+    return None if said is None else min(1.0, max(0.0, said))
+
+
 def reasons(device: DeviceNow) -> list[str] | None:
     """Why the GPU is slowed down, in a fixed order; None where that is not known."""
     said = device.get("throttle")
     if not isinstance(said, list):
         return None
-    return sorted(str(reason)[:12] for reason in said if reason != "idle")
+    return sorted(printable(str(reason))[:12] for reason in said[:_MOST_REASONS] if reason != "idle")
 
 
 def power(devices: Sequence[DeviceNow]) -> tuple[float | None, int]:
@@ -80,7 +88,7 @@ def line(now: MachineNow, device: DeviceNow, width: int, look: Look, fade: float
     head: list[Part] = [(f"  {device.index:>2} ", look("muted"))]
     if device.stale_s is not None:
         return [*head, (f"stale {words.age(device.stale_s)}", look("warn"))]
-    head += _bar(device.number("util"), max(4, min(16, width // 5)), look, fade)
+    head += _bar(load(device), max(4, min(16, width // 5)), look, fade)
     room = width - sum(len(text) for text, _ in head)
     return [*head, *_facts(now, device, look, fade).fitting(room)]
 
@@ -117,7 +125,7 @@ def _load(device: DeviceNow, look: Look, fade: float) -> Part:
 
 def _heat(device: DeviceNow, look: Look, fade: float) -> Part:
     found = hottest(device)
-    return ("n/a ", look("muted")) if found is None else (f"{found[0]:3.0f} ", look("foreground", fade=fade))
+    return ("n/a ", look("muted")) if found is None else (f"{found[0]:3.0f}"[:3] + " ", look("foreground", fade=fade))
 
 
 def _facts(now: MachineNow, device: DeviceNow, look: Look, fade: float) -> Facts:
@@ -151,14 +159,14 @@ def _aged(now: MachineNow, known: Known | None, form: str) -> str:
     return f"{form.format(value)}{f' ({words.age(old)})' if old > _OLD_S else ''} "
 
 
-def _bar(load: float | None, width: int, look: Look, fade: float) -> list[Part]:
-    if load is None:
+def _bar(share: float | None, width: int, look: Look, fade: float) -> list[Part]:
+    if share is None:
         return [("util n/a ", look("muted"))]
-    full = int(min(1.0, load) * width + 0.5)
+    full = int(share * width + 0.5)
     return [
-        ("━" * full, look(look.heat(load), fade=fade)),
+        ("━" * full, look(look.heat(share), fade=fade)),
         ("━" * (width - full), look("panel", fade=0.4)),
-        (f" {load:4.0%} ", look("foreground", fade=fade)),
+        (f" {share:4.0%} ", look("foreground", fade=fade)),
     ]
 
 

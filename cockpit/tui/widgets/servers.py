@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from textual.strip import Strip
 
 from cockpit.core.gpu import number
+from cockpit.core.text import printable
 from cockpit.tui import words
 from cockpit.tui.feed import Feed, ServerView, load_of
 from cockpit.tui.widgets import gpus
@@ -75,7 +76,7 @@ class ServersPanel(Scroller):
         names = min(16, max(len(n) for n in self._feed.servers))
         head: list[Part] = [(f"{server.name[:names]:<{names}} ", look.side(server.side, bold=True))]
         if server.now.at_ns is None:
-            return [[*head, (server.now.gap or "no sample yet", look("muted"))]]
+            return [[*head, (printable(server.now.gap or "no sample yet"), look("muted"))]]
         return self._two_lines(server, head, width) if two else [self._one_line(server, head, width, short=short)]
 
     def _one_line(self, server: ServerView, head: list[Part], width: int, *, short: bool) -> list[Part]:
@@ -153,10 +154,10 @@ class ServersPanel(Scroller):
     def _why_no_power(self, server: ServerView) -> str:
         for device in server.devices:
             if "power_w" in device.unavailable:
-                return device.unavailable["power_w"][1]
+                return printable(device.unavailable["power_w"][1])
         reasons = (server.now.hello or {}).get("unavailable") or {}
         if isinstance(reasons, Mapping) and reasons.get("power_w"):
-            return str(reasons["power_w"])
+            return printable(str(reasons["power_w"]))
         return "the driver gives none" if server.now.devices else "no RAPL"
 
     def _tail(self, server: ServerView, room: int) -> list[Part]:
@@ -164,7 +165,7 @@ class ServersPanel(Scroller):
         source = server.source or "source?"
         now = server.now
         if now.gap:
-            return [(f"{source} · {now.gap}", self.look("warn"))]
+            return [(f"{source} · {printable(now.gap)}", self.look("warn"))]
         unanswered = [d.stale_s for d in now.devices.values() if d.stale_s is not None]
         if unanswered and not self._feed.ended:
             return [(f"{source} · stale {words.age(max(unanswered))}", self.look("warn"))]
