@@ -38,7 +38,7 @@ def energy_figures(
         "power_idle_w": idle,
         "energy_j": Reading(whole.value, f"whole run; {whole.note}" if whole.value is not None else whole.note),
         "energy_above_idle_j": _above_idle(whole, idle, lasted),
-        "node_power_w": ticks.node_power_w(window),
+        "node_power_w": ticks.node_power_w(window or lasted),
         "node_energy_j": ticks.node_energy_j(lasted),
     }
     if whole.value is None or window is None:

@@ -93,17 +93,22 @@ class Nodes:
         told = {str(k) for one in self.each for d in one.identities() if (k := d.get("power_kind"))}
         return sorted(told)
 
-    def hottest(self) -> Reading:
-        """The highest temperature (degC) of any node's GPU."""
-        return self._largest(telemetry.hottest)
+    def hottest(self, window: Window) -> Reading:
+        """The highest temperature (degC) of any node's GPU in `window`."""
+        return self._largest(lambda one: telemetry.hottest(one, window))
 
     def throttled(self, window: Window) -> Reading:
         """Share of the time (0..1) in which a GPU was throttled, of the node where that was longest."""
         return self._largest(lambda one: throttling.throttled(one, window))
 
-    def peak_memory(self) -> Reading:
-        """The most memory (By) that any GPU used; no value and no note where none reports it."""
-        return self._largest(lambda one: Reading(telemetry.peak(c["mem_used"] for c in one.devices.values())))
+    def peak_memory(self, window: Window) -> Reading:
+        """The most memory (By) that any GPU used in `window`; no value and no note where none reports it."""
+
+        def most(one: Telemetry) -> Reading:
+            inside = one.inside(window)
+            return Reading(telemetry.peak(c["mem_used"][inside] for c in one.devices.values()))
+
+        return self._largest(most)
 
     def peak_host_memory(self) -> Reading:
         """The most memory (By) that any node used; no value and no note where none reports it."""

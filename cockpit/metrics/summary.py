@@ -318,20 +318,23 @@ def _loss(run: _Run) -> None:
 
 
 def _machine(run: _Run) -> None:
-    """mem_peak_by, host_mem_peak_by, power_w, temp_max_c and throttled_ratio."""
-    ticks = run.ticks
-    gpu_memory, host_memory = ticks.peak_memory(), ticks.peak_host_memory()
+    """mem_peak_by, host_mem_peak_by, power_w, temp_max_c and throttled_ratio.
+
+    Where the steady part is not known, power and throttling are the run's: never those of the idle baseline before it.
+    """
+    ticks, lasted = run.ticks, run.ticks.span(run.meta)
+    gpu_memory, host_memory = ticks.peak_memory(lasted), ticks.peak_host_memory()
     some = any(True for _ in ticks.devices())
     without = _NO_GPU if run.gpus == 0 else "no GPU reports memory" if some else "no GPU telemetry"
     told = "; ".join(x for x in ("largest GPU, whole run", gpu_memory.note) if x)
     run.put("mem_peak_by", gpu_memory.value, note=without if gpu_memory.value is None else told)
     told = "; ".join(x for x in ("whole node, other programs included", host_memory.note) if x)
     run.put("host_mem_peak_by", host_memory.value, note="no telemetry" if host_memory.value is None else told)
-    partly = "" if run.window else "whole run: the log carries no time"
+    partly = "" if run.window else f"{'whole run' if lasted else 'all telemetry'}: the log carries no time"
     for name, reading in (
-        ("power_w", ticks.power_w(run.window)),
-        ("temp_max_c", ticks.hottest()),
-        ("throttled_ratio", ticks.throttled(run.window)),
+        ("power_w", ticks.power_w(run.window or lasted)),
+        ("temp_max_c", ticks.hottest(lasted)),
+        ("throttled_ratio", ticks.throttled(run.window or lasted)),
     ):
         note = _NO_GPU if run.gpus == 0 and name != "power_w" else reading.note
         notes = [note, partly if reading.value is not None and name != "temp_max_c" else None]

@@ -277,13 +277,14 @@ def peak(columns: Iterable[Floats]) -> float | None:
     return max(known, default=None)
 
 
-def hottest(telemetry: Telemetry) -> Reading:
-    """The highest temperature (degC) of any GPU's hottest sensor over the run; the note names GPU and sensor."""
+def hottest(telemetry: Telemetry, window: tuple[float, float] | None) -> Reading:
+    """The highest temperature (degC) of any GPU's hottest sensor in `window`; the note names GPU and sensor."""
+    inside = telemetry.inside(window)
     found = [
         (value, index, sensor)
         for index, columns in telemetry.devices.items()
         for name, sensor in SENSORS.items()
-        if (value := peak([columns[name]])) is not None
+        if (value := peak([columns[name][inside]])) is not None
     ]
     if not found:
         return Reading(None, "no GPU reports a temperature" if telemetry.devices else "no GPU telemetry")

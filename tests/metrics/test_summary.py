@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cockpit.metrics.flops import Shape, flops_per_token
 from cockpit.metrics.summary import UNITS, summarise
-from tests.metrics.made import CONFIG, columns, hello, meta, tick, told
+from tests.metrics.made import CONFIG, START, columns, hello, meta, tick, told
 from tests.metrics.test_steady import noise
 
 STEP = np.full(200, 0.5)
@@ -222,6 +222,21 @@ def test_energy_cannot_be_aligned_with_a_log_without_time() -> None:
     assert value(summary, "energy_j") is not None
     assert value(summary, "energy_per_token_j") is None
     assert "no time" in note(summary, "energy_per_token_j")
+
+
+def test_what_was_before_the_run_is_not_the_run_s() -> None:
+    before = {"power_w": 90.0, "temp_edge_c": 83.0, "mem_used": 50 << 30, "throttle": ["thermal"]}
+    during = {"power_w": 500.0, "temp_edge_c": 60.0, "mem_used": 40 << 30, "throttle": []}
+    ticks = [tick(float(t), {"index": 0, **(before if t < 0 else during)}) for t in range(-50, 110)]
+    ticks = [{**t, "host": {"node_power_w": 300.0 if t["t_wall_ns"] < 1e9 * START else 900.0}} for t in ticks]
+    table = columns(STEP)
+    table["t"][:] = np.nan
+    lasted = {"started": START, "ended": START + 100.0}
+    summary = summarise(meta(vendor="nvidia", **lasted), table, [hello({"index": 0}), *ticks])
+    assert (value(summary, "power_w"), value(summary, "node_power_w")) == (500.0, 900.0)
+    assert "whole run" in note(summary, "power_w")
+    assert (value(summary, "temp_max_c"), value(summary, "throttled_ratio")) == (60.0, 0.0)
+    assert value(summary, "mem_peak_by") == 40 << 30
 
 
 def test_tokens_a_dollar_need_a_price_and_gpus() -> None:

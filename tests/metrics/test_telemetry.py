@@ -117,7 +117,7 @@ def test_the_hottest_sensor_is_named() -> None:
         tick(float(t), gpu(0, temp_edge_c=60.0, temp_hot_c=None), gpu(1, temp_edge_c=55.0, temp_mem_c=90.0 + t))
         for t in range(3)
     ]
-    assert telemetry.hottest(read_ticks(lines)) == telemetry.Reading(92.0, "GPU 1, memory sensor")
+    assert telemetry.hottest(read_ticks(lines), None) == telemetry.Reading(92.0, "GPU 1, memory sensor")
 
 
 def test_throttling_counts_time_with_power_thermal_or_hardware_reasons() -> None:
