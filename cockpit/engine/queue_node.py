@@ -108,7 +108,8 @@ def nodes_of(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 async def step(work: Awaitable[_T]) -> _T:
     """What `work` gives; TimeoutError where a server does not answer."""
-    return await asyncio.wait_for(work, STEP_TIMEOUT_S)
+    async with asyncio.timeout(STEP_TIMEOUT_S):  # wait_for may lose that it was cancelled, before Python 3.12
+        return await work
 
 
 async def whole(host: Host, path: str) -> bytes:
