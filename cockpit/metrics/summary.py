@@ -320,7 +320,7 @@ def _loss(run: _Run) -> None:
 def _machine(run: _Run) -> None:
     """mem_peak_by, host_mem_peak_by, power_w, temp_max_c and throttled_ratio.
 
-    Where the steady part is not known, power and throttling are the run's: never those of the idle baseline before it.
+    Where the steady part is not known, power and throttling are the run's: never those of the baseline before it.
     """
     ticks, lasted = run.ticks, run.ticks.span(run.meta)
     gpu_memory, host_memory = ticks.peak_memory(lasted), ticks.peak_host_memory()
