@@ -29,6 +29,7 @@ from .ticks import Ticks
 HOST_S = 0.5  # beside GPUs the machine's own values are taken this often
 HELLO_S = 3.0  # how long a file waits for the first hello of the GPUs' source
 _WAITING = 50  # err lines until then
+DRAIN_S = 0.5  # how long the end of a run waits for what was read until then
 Gpus = Optional[Tuple[int, ...]]
 Opener = Callable[[str, Dict[str, Any], float], Ticks]
 _NULLS = b"".join(b',"%s":null' % field.encode() for field in HOT)
@@ -39,6 +40,7 @@ class Out:
 
     def __init__(self, gpus: Gpus) -> None:
         self.gpus = gpus
+        self.from_ns = time.monotonic_ns()  # what was read before is not this run's
         self.file: Optional[Ticks] = None
         self.since: Optional[float] = None
         self.waiting: Deque[Dict[str, Any]] = deque(maxlen=_WAITING)
@@ -85,6 +87,8 @@ class Sampler:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._ended = False
+        self._draining = False
+        self._drained = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._sampling = False
         self._grid = Grid(hz, time.monotonic_ns())
@@ -100,6 +104,8 @@ class Sampler:
         """Sample for these runs, by folder, and close the files of the others."""
         if wanted.keys() == self._outs.keys():  # only this changes them
             return
+        if set(self._outs) - set(wanted):
+            self._drain()
         with self._lock:
             for path in set(self._outs) - set(wanted):
                 file = self._outs.pop(path).file
@@ -118,11 +124,11 @@ class Sampler:
 
     def stop(self) -> None:
         """End the thread and close the files."""
+        self.activate({})
         self._ended = True
         self._wake()
         if self._thread is not None:
             self._thread.join(5)
-        self.activate({})
         if self._thread is None or not self._thread.is_alive():
             os.close(self._wake_read)
             os.close(self._wake_write)
@@ -131,6 +137,15 @@ class Sampler:
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"x")
+
+    def _drain(self) -> None:
+        """Have frames that came but were not looked at yet told to those that they were taken for."""
+        if self.watch is None or self._thread is None or not self._thread.is_alive():
+            return
+        self._drained.clear()
+        self._draining = True
+        self._wake()
+        self._drained.wait(DRAIN_S)
 
     # --- the thread
 
@@ -151,10 +166,16 @@ class Sampler:
         with contextlib.suppress(BlockingIOError):
             if self._wake_read in ready:
                 os.read(self._wake_read, 512)
-        if not self._sampling or self._ended:
-            return
+        draining, self._draining = self._draining, False
+        if self._sampling and not self._ended:
+            self._step(ready, draining)
+        if draining:
+            self._drained.set()
+
+    def _step(self, ready: Tuple[int, ...], now: bool) -> None:
+        """Tell what came; `now`: also frames whose time to be looked at has not come."""
         if self.watch is not None:
-            for frame in self.watch.step(ready):
+            for frame in self.watch.step(ready, now):
                 self._take(frame)
         if time.monotonic() >= self._due():
             self._own_tick()
@@ -242,6 +263,8 @@ class Sampler:
         host = self._host(mono / 1e9)
         with self._lock:
             for path, out in self._outs.items():
+                if mono < out.from_ns:
+                    continue
                 file = out.file or self._open(path, out)
                 if out.since is None:
                     out.since = mono / 1e9

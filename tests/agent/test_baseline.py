@@ -101,3 +101,28 @@ def test_each_run_keeps_its_own_gpus(tmp_path: Path) -> None:
     for name, gpus in (("a", [0, 2]), ("b", list(range(8)))):
         assert [device["index"] for device in lines(name, "hello")[-1]["devices"]] == gpus
         assert all([device["index"] for device in tick["devices"]] == gpus for tick in lines(name, "tick"))
+
+
+def test_what_was_read_until_a_run_ended_is_its_own_and_no_other_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runners.agent.gpu.watch.BATCH_S", 0.9)  # so that there are always frames that wait
+    monkeypatch.setattr("runners.agent.gpu.watch.BATCH", 100)
+    watch = Watch(Wanted("nvidia", 20.0, source="tests.agent.players:Eight"), lambda text: None)
+    sampler = Sampler(CpuSource(), 20.0, "a", PlainTicks, watch=watch)
+
+    def stamps(name: str) -> list[int]:
+        path = tmp_path / name
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return [tick["t_mono_ns"] for tick in map(json.loads, lines) if tick["type"] == "tick"]
+
+    sampler.activate({str(tmp_path / "a"): None})
+    sampler.start()
+    until(lambda: stamps("a") and time.monotonic_ns() > stamps("a")[-1] + 3e8, "frames that wait")
+    switched = time.monotonic_ns()
+    sampler.activate({str(tmp_path / "b"): None})
+    assert switched - stamps("a")[-1] < 1.5e8, "the first run's last ticks"
+    until(lambda: stamps("b") and time.monotonic_ns() > stamps("b")[-1] + 3e8, "frames that wait")
+    stopped = time.monotonic_ns()
+    sampler.stop()
+    assert switched < stamps("b")[0] < stamps("b")[-1] > stopped - 1.5e8

@@ -109,9 +109,13 @@ class Watch:
         """Seconds since the last reading, or since the start."""
         return now - self._last_tick
 
-    def step(self, ready: Tuple[int, ...]) -> List[frames.Frame]:
-        """Read what came, and see to the process; the frames to tell, in order. Never raises."""
+    def step(self, ready: Tuple[int, ...], at_once: bool = False) -> List[frames.Frame]:
+        """Read what came, and see to the process; the frames to tell, in order. Never raises.
+
+        Frames are read when they are due, or `at_once`.
+        """
         now = time.monotonic()
+        self._read_at = min(self._read_at, now) if at_once else self._read_at
         found: List[frames.Frame] = []
         if self._dying is not None and self._dying.gone():
             self._dying = None
