@@ -26,6 +26,7 @@ JUDGED_S = 5.0
 BRIDGED_S = 5.0
 USUAL = 2.5  # periods from reading to reading that are no gap
 SHORT_S = 1.0  # nor is less than this
+EDGE_S = 1.0  # of the readings that are next to a run's begin or end say what there was beyond
 LEAST, MOST = 0.2, 2.0  # of the integral, for a counter to be believed
 _EPS = 1e-9
 
@@ -66,19 +67,32 @@ class Course:
     doubted: dict[str, float]
 
     def part(self, low: float, high: float) -> Part:
-        """The energy from `low` to `high`; what lies outside of all readings adds nothing but error."""
+        """The energy from `low` to `high`; outside of all readings it goes on as next to it, and all that is error.
+
+        The last reading stands before the end of a run: without what is between, each energy would be too small.
+        """
         import numpy as np
 
         at = [low, high]
-        counted, integrated, unknown, bridged = (
-            float(np.diff(np.interp(at, self.t, y))[0])
-            for y in (self.counted, self.integrated, self.unknown, self.bridged)
-        )
         first, last = float(self.t[0]), float(self.t[-1])
+        unknown, bridged = (float(np.diff(np.interp(at, self.t, y))[0]) for y in (self.unknown, self.bridged))
+        counted, integrated = (
+            float(np.diff(np.interp(at, self.t, y))[0])
+            + max(0.0, first - low) * self._rate(first, y)
+            + max(0.0, high - last) * self._rate(last - EDGE_S, y)
+            for y in (self.counted, self.integrated)
+        )
         outside = max(0.0, first - low) + max(0.0, high - last)
         steps = [int(np.searchsorted(self.t, x, side="right")) - 1 for x in at if first < x < last]
         edges = math.fsum(float(self.edge_j[k]) for k in steps)
         return Part(counted, integrated, unknown, bridged + edges + outside * self.most_w)
+
+    def _rate(self, start: float, sums: Floats) -> float:
+        """What a sum grows by a second in the EDGE_S from `start`, as far as there are readings."""
+        import numpy as np
+
+        at = np.clip([start, start + EDGE_S], self.t[0], self.t[-1])
+        return float(np.diff(np.interp(at, self.t, sums))[0] / (at[1] - at[0]))
 
     def joules(self) -> Floats:
         """Energy since the first reading at each of `t`."""

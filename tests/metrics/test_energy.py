@@ -186,6 +186,16 @@ def test_edges_are_set_between_readings_by_the_shape_of_power() -> None:
     assert "within" in str(blind.reading().note)
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_what_readings_fall_short_of_goes_on_as_before(counted: bool) -> None:
+    """The last sample is taken up to a tick before a run ends: a short run must not come out cheaper for that."""
+    curve = Curve([(500.0, 60.0)])
+    told = found(telemetry(curve, counter=None if counted else lambda t, j: None), -0.3, 60.3)
+    assert told.joules == pytest.approx(500.0 * 60.6, abs=0.1)
+    assert told.error_j >= 0.6 * 500.0 - 60.0
+    assert told.src == ("counter" if counted else "integrated")
+
+
 def test_a_counter_without_power_is_believed_unless_it_never_moves() -> None:
     assert found(telemetry(BUSY, power=False)).src == "counter"
     assert found(telemetry(BUSY, power=False, counter=lambda t, j: 0.0)).joules is None

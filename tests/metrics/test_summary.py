@@ -231,7 +231,7 @@ def test_what_was_before_the_run_is_not_the_run_s() -> None:
     ticks = [{**t, "host": {"node_power_w": 300.0 if t["t_wall_ns"] < 1e9 * START else 900.0}} for t in ticks]
     table = columns(STEP)
     table["t"][:] = np.nan
-    lasted = {"started": START, "ended": START + 100.0}
+    lasted: dict[str, Any] = {"started": START, "ended": START + 100.0}
     summary = summarise(meta(vendor="nvidia", **lasted), table, [hello({"index": 0}), *ticks])
     assert (value(summary, "power_w"), value(summary, "node_power_w")) == (500.0, 900.0)
     assert "whole run" in note(summary, "power_w")
