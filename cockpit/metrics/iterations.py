@@ -69,14 +69,14 @@ def stands_for(step: Floats) -> Floats:
 
     A log that tells every tenth step tells the mean of ten, or one for ten. A line stands for the steps since the
     line before, but for no more than the log's interval: what is beyond that is a hole, and the step after a hole
-    says nothing of those in it. The first line, and one after a restart, stand for the interval too, but never for
-    more steps than there were. 1 where the step is unknown.
+    says nothing of those in it. An interval comes twice on end, which holes do not. The first line, and one after a
+    restart, stand for the interval too, but never for more steps than there were. 1 where the step is unknown.
     """
     import numpy as np
 
     gaps = np.diff(step)
-    seen, often = np.unique(gaps[gaps >= 1], return_counts=True)
-    usual = seen[often > 1]
+    seen = gaps[gaps >= 1]
+    usual = seen[1:][seen[1:] == seen[:-1]]
     most = float(usual.max()) if usual.size else float(seen.min()) if seen.size else 1.0
     back = np.where(gaps < 1, np.minimum(step[1:], most), gaps)
     first = np.minimum(step[:1], most)
@@ -84,9 +84,9 @@ def stands_for(step: Floats) -> Floats:
     return weight
 
 
-def passed(step: Floats, first: float) -> Floats:
-    """Steps since the line before, also those that stand in no line; `first` for the first, 1 for one told again."""
+def passed(step: Floats, weight: Floats) -> Floats:
+    """Steps since the line before, also those that stand in no line; `weight` for the first and after a restart."""
     import numpy as np
 
     gaps = np.diff(step)
-    return np.concatenate([np.full(step[:1].size, first), np.where(gaps >= 1, gaps, 1.0)])
+    return np.concatenate([weight[:1], np.where(gaps >= 1, gaps, weight[1:])])

@@ -194,7 +194,7 @@ def _gather(
         step_s=step_s[kept],
         tokens=tokens[kept],
         steps=weight[kept],
-        passed=iterations.passed(step[kept], float(weight[kept[0]]) if kept.size else 1.0),
+        passed=iterations.passed(step[kept], weight[kept]),
         loss=iterations.column(columns, "loss", size),
         window=iterations.window(iterations.column(columns, "t", size), step_s * weight, kept),
         tokens_note=note,

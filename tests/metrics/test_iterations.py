@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cockpit.core.events import Iteration
 from cockpit.core.state import Series
-from cockpit.metrics.iterations import stands_for
+from cockpit.metrics.iterations import passed, stands_for
 from cockpit.metrics.summary import summarise
 from cockpit.parse.stream import Declared, StreamParser
 from tests.metrics.made import columns, meta
@@ -26,6 +26,7 @@ from tests.metrics.made import columns, meta
         ([501, 502, 503], [1, 1, 1]),
         ([1010, 1020, 1030], [10, 10, 10]),
         ([1, 2, 3, 400, 401], [1, 1, 1, 1, 1]),
+        ([1, 2, 3, 40, 41, 42, 79, 80], [1, 1, 1, 1, 1, 1, 1, 1]),
         ([10, 20, 50, 60, 70], [10, 10, 10, 10, 10]),
         ([80, 90, 100, 90, 100], [10, 10, 10, 10, 10]),
         ([1, 2, 3, 4, 14, 24], [1, 1, 1, 1, 10, 10]),
@@ -38,6 +39,11 @@ from tests.metrics.made import columns, meta
 )
 def test_what_each_line_stands_for(step: list[float], stands: list[float]) -> None:
     assert stands_for(np.array(step, dtype=np.float64)).tolist() == stands
+
+
+def test_after_a_restart_a_line_passes_the_steps_that_it_stands_for() -> None:
+    step = np.array([80.0, 90.0, 100.0, 60.0, 70.0])
+    assert passed(step, stands_for(step)).tolist() == [10, 10, 10, 10, 10]
 
 
 def test_a_slow_first_step_that_is_told_alone_weighs_as_one_step() -> None:
