@@ -177,6 +177,9 @@ class Stamper:
 
     def stamp(self, event: Event) -> Event:
         """The event with its time, or with that of the one before, where the log's are known."""
+        if event.t is not None and self.zoned:
+            self.t = event.t
+            return event
         moment = self.log.moment(event)
         if moment is not None and moment.zoned == self.zoned and (self.zoned or self.ahead_s is not None):
             self.t = moment.t - (0.0 if self.zoned else self.ahead_s or 0.0)

@@ -73,7 +73,7 @@ async def watch(watched: Sequence[Machine], connect: Connect, face: Face, *, sec
     agent = await asyncio.to_thread(build_agent)
     tasks = [asyncio.ensure_future(_keep(machine, agent, connect, face)) for machine in watched]
     try:
-        _done, _ = await asyncio.wait(tasks, timeout=seconds)
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()
