@@ -18,7 +18,7 @@ _SCHEMA = "ekvi.gpu/1"
 _LINE_BY = 4 << 20
 _BATCH_BY = 1 << 20
 _MOST_NS = 1 << 62
-MARGIN_S = 30.0  # of what was sampled around a run: how its GPUs idled before, and readings to measure between
+MARGIN_S = 30.0  # of what was sampled around a run: readings to measure between
 
 
 @dataclass(slots=True)

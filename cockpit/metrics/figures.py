@@ -11,6 +11,7 @@ from cockpit.metrics.telemetry import Reading
 
 _NO_TIME = "the log carries no time to align the energy readings with"
 _NO_TOKENS = "the log does not say how many tokens a step holds"
+_NO_BEGIN = "a log from elsewhere says when its iterations were, not when its program began"
 _PARTS = ("energy_warmup_j", "energy_per_token_j", "tokens_per_j")
 
 
@@ -28,15 +29,19 @@ def energy_figures(
     """power_idle_w (before the run), energy_j, energy_above_idle_j and node_energy_j (whole run), energy_warmup_j,
     energy_per_token_j, tokens_per_j and node_power_w (steady part).
 
-    `window` is the steady part (s, wall clock) with `tokens` in it; None where the log does not say.
+    `window` is the steady part (s, wall clock) with `tokens` in it; None where the log does not say. An imported
+    log's run lasted from its first iteration to its last: what was drawn before was no idling.
     """
     lasted, own = ticks.span(meta), meta.get("id")
+    imported = "imported" in (meta.get("provenance") or {})
     found = ticks.energy(lasted)
     whole = found.reading()
     idle = ticks.idle_w(lasted[0] if lasted else None, str(own) if own else None)
+    idle = Reading(None, _NO_BEGIN) if imported and lasted else idle
+    of = "first iteration to last" if imported else "whole run"
     out = {
         "power_idle_w": idle,
-        "energy_j": Reading(whole.value, f"whole run; {whole.note}" if whole.value is not None else whole.note),
+        "energy_j": Reading(whole.value, f"{of}; {whole.note}" if whole.value is not None else whole.note),
         "energy_above_idle_j": _above_idle(whole, idle, lasted),
         "node_power_w": ticks.node_power_w(window or lasted),
         "node_energy_j": ticks.node_energy_j(lasted),
@@ -45,17 +50,18 @@ def energy_figures(
         why = whole.note if whole.value is None else _NO_TIME
         out.update({name: Reading(None, why) for name in _PARTS})
     else:
-        out.update(_parts(ticks, lasted, window, tokens))
+        first = "first iteration" if imported else "start" if lasted else "first reading"
+        told = f"from the {first} to the steady part{'' if imported else ', start-up included'}"
+        out.update(_parts(ticks, lasted, window, tokens, told))
     source = None if found.joules is None else {**found.to_json(), "power_kind": ticks.power_kinds()}
     return Figures(out, source)
 
 
 def _parts(
-    ticks: Nodes, lasted: tuple[float, float] | None, window: tuple[float, float], tokens: float | None
+    ticks: Nodes, lasted: tuple[float, float] | None, window: tuple[float, float], tokens: float | None, told: str
 ) -> dict[str, Reading]:
-    """The warm-up apart, and the steady part by its tokens."""
+    """The warm-up apart, which `told` describes, and the steady part by its tokens."""
     before = ticks.energy_before(lasted[0] if lasted else None, window[0]).reading()
-    told = f"from the {'start' if lasted else 'first reading'} to the steady part, start-up included"
     part = ticks.energy(window).reading()
     out = {"energy_warmup_j": Reading(before.value, told if before.value is not None else before.note)}
     if not part.value or not tokens:
