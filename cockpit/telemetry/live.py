@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from cockpit.telemetry.pack import Package
 _LINE_BY = 4 << 20  # a line without end must not fill the memory
 _SILENT_S = 30.0  # an agent whose driver hangs goes on ticking; one that says nothing for so long is not there
 PING_S = 10.0
+_FIRST_S = 1.0  # the first ping waits for the agent to start, and says little of its clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ async def listen(
 
 
 async def _ping(talk: Talk, ping: Callable[[], Mapping[str, Any]], every_s: float) -> None:
-    while True:
+    for pause_s in itertools.chain((_FIRST_S, _FIRST_S), itertools.repeat(every_s)):
         async with asyncio.timeout(_SILENT_S):
             await talk.send(json.dumps(ping()).encode() + b"\n")
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(min(pause_s, every_s))
