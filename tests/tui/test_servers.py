@@ -185,6 +185,17 @@ async def test_gpus_that_have_no_room_for_a_line_each_stand_as_cells(count: int)
         await until(pilot, lambda: all(text in shown(app) for text in wanted))
 
 
+@pytest.mark.parametrize(("watts", "wanted"), [(640.0, "W   640 640 n/a 640"), (1400.0, "kW  1.4 1.4 n/a 1.4")])
+async def test_where_there_is_room_cells_show_power_too(watts: float, wanted: str) -> None:
+    script = Gpus()
+    async with screen(script, size=(80, 24)) as (_, pilot):
+        await until(pilot, "no sample yet")
+        script.greet(8)
+        known = {**_HOT, "power_w": watts}
+        script.sample(known, known, {**_HOT, "power_w": None}, *[known] * 5)
+        await until(pilot, wanted)
+
+
 async def test_a_machine_with_more_gpus_than_fit_scrolls_in_rows() -> None:
     script = Gpus()
     async with screen(script, size=(80, 24)) as (app, pilot):
@@ -208,7 +219,7 @@ def test_whatever_a_server_says_can_be_drawn(about: list[Any], devices: list[Any
     now.take({"type": "tick", "t_mono_ns": 1, "t_wall_ns": 1, "devices": devices}, 1.0)
     known = list(now.each())
     lines = [gpus.line(now, device, width, look, 0.0) for device in known]
-    lines += gpus.cells(known, width, 2, look, 0.0)
+    lines += gpus.cells(known, width, 3, look, 0.0)
     text = "".join(part for line in lines for part, _ in line)
     assert text.isprintable()
     load = load_of(now)

@@ -100,8 +100,13 @@ def per_row(width: int) -> int:
 
 
 def cells(devices: Sequence[DeviceNow], width: int, rows: int, look: Look, fade: float) -> list[list[Part]]:
-    """The GPUs as cells, `rows` lines for each row of them: their load and, with two, their hottest sensor."""
-    faces: tuple[tuple[str, Callable[[DeviceNow, Look, float], Part]], ...] = (("% ", _load), ("°C", _heat))
+    """The GPUs as cells, `rows` lines for each row of them: their load, their hottest sensor, their power."""
+    kilo = any((device.number("power_w") or 0.0) >= 999.5 for device in devices)
+    faces: tuple[tuple[str, Callable[[DeviceNow, Look, float], Part]], ...] = (
+        ("% ", _load),
+        ("°C", _heat),
+        ("kW" if kilo else "W ", _kilowatts if kilo else _watts),
+    )
     step = per_row(width)
     return [
         [(f"{head:<{_HEAD}}", look("muted")), *(face(device, look, fade) for device in devices[i : i + step])]
@@ -125,7 +130,20 @@ def _load(device: DeviceNow, look: Look, fade: float) -> Part:
 
 def _heat(device: DeviceNow, look: Look, fade: float) -> Part:
     found = hottest(device)
-    return ("n/a ", look("muted")) if found is None else (f"{found[0]:3.0f}"[:3] + " ", look("foreground", fade=fade))
+    return _cell(None if found is None else found[0], "{:3.0f}", look, fade)
+
+
+def _watts(device: DeviceNow, look: Look, fade: float) -> Part:
+    return _cell(device.number("power_w"), "{:3.0f}", look, fade)
+
+
+def _kilowatts(device: DeviceNow, look: Look, fade: float) -> Part:
+    watts = device.number("power_w")
+    return _cell(None if watts is None else watts / 1e3, "{:3.1f}", look, fade)
+
+
+def _cell(value: float | None, form: str, look: Look, fade: float) -> Part:
+    return ("n/a ", look("muted")) if value is None else (form.format(value)[:3] + " ", look("foreground", fade=fade))
 
 
 def _facts(now: MachineNow, device: DeviceNow, look: Look, fade: float) -> Facts:

@@ -38,7 +38,7 @@ class ServersPanel(Scroller):
 
     def _cell_rows(self, width: int, height: int) -> int:
         """How many lines a row of cells takes; 0 where there is room for a line a GPU."""
-        return next((rows for rows in (0, 2) if self._count(width, rows) <= height), 1)
+        return next((rows for rows in (0, 3, 2) if self._count(width, rows) <= height), 1)
 
     def _count(self, width: int, rows: int) -> int:
         devices = [len(server.now.devices) for server in self._feed.servers.values()]
