@@ -50,7 +50,7 @@ def _weights(telemetry: Telemetry, inside: npt.NDArray[np.bool_], known: npt.NDA
     import numpy as np
 
     clock, span = telemetry.clock[inside][known], telemetry.span[inside][known]
-    since = np.diff(clock, prepend=clock[:1])
+    since = np.concatenate((np.where(np.isfinite(span[:1]), span[:1], 0.0), np.diff(clock)))
     plain = since[1:][span[1:] == 0]
     usual = _GAP * float(np.median(plain)) if plain.size else np.inf
     return np.where(span > 0, np.where(since > 0, np.minimum(span, since), 0.0), np.minimum(since, usual))
@@ -69,13 +69,22 @@ def _reasons(
 
 
 def _counted(telemetry: Telemetry, inside: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """What the drivers count themselves, of the GPU where it is most: mean share by reason; empty where none does."""
+    """What the drivers count themselves, of the GPU where it is most: share of the time by reason, {} where none.
+
+    Each share is of the time since the one before, or of a thinned tick's span.
+    """
     import numpy as np
 
     out: dict[str, float] = {}
     for name, reason in _COUNTED.items():
-        columns = [c[name][inside] for c in telemetry.devices.values()]
-        means = [float(np.nanmean(c)) for c in columns if np.isfinite(c).any()]
+        means = []
+        for column in (c[name][inside] for c in telemetry.devices.values()):
+            known = np.asarray(np.isfinite(column))
+            weight = _weights(telemetry, inside, known)
+            if weight.sum() > 0:
+                means.append(float(np.average(column[known].astype(np.float64), weights=weight)))
+            elif known.any():
+                means.append(float(column[known].mean()))
         if means:
             out[reason] = max(means)
     return out

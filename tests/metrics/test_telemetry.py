@@ -324,3 +324,11 @@ def test_many_ticks_take_little_memory_and_time() -> None:
     assert len(found) == n
     assert sum(c.nbytes for d in found.devices.values() for c in d.values()) < n * 8 * 80
     assert took < 2.0  # 0.08 s where it was measured: 72,000 ticks within a few seconds
+
+
+def test_what_drivers_count_of_old_ticks_weighs_by_the_time_that_these_stand_for() -> None:
+    ends = range(60, 601, 60)
+    old = [{**tick(float(k), gpu(0, thr_power=0.5)), "seq": k, "from_seq": k - 59, "n": 60} for k in ends]
+    new = [{**tick(600.0 + k, gpu(0, thr_power=0.0)), "seq": 600 + k} for k in range(1, 61)]
+    found = throttling.throttled(read_ticks([hello(hz=1.0), *old, *new]), None)
+    assert found.value == pytest.approx(0.5 * 600 / 660, abs=0.001)
