@@ -19,6 +19,7 @@ from .telemetry import Sampler
 from .ticks import PlainTicks, TickFile, Ticks
 
 CPU_HZ, GPU_HZ = 2.0, 10.0
+LIVE_S = 0.2  # how far behind a stream may be
 Say = Callable[[str], None]
 
 
@@ -114,6 +115,7 @@ class StreamTicks(Ticks):
 def stream(hz: float, about: Optional[Wanted], idle_end_s: Optional[float]) -> None:
     """Write lines to stdout, and answer pings, until stdin ends or was silent for `idle_end_s`."""
     out = Out()
+    about = None if about is None else about._replace(batch_s=LIVE_S)
     sampler = _sampler(hz, about, lambda path, hello, hz: StreamTicks(out, hello, hz))
     sampler.activate({"": about.gpus if about is not None else None})
     sampler.start()

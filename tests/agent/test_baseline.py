@@ -106,9 +106,8 @@ def test_each_run_keeps_its_own_gpus(tmp_path: Path) -> None:
 def test_what_was_read_until_a_run_ended_is_its_own_and_no_other_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runners.agent.gpu.watch.BATCH_S", 0.9)  # so that there are always frames that wait
-    monkeypatch.setattr("runners.agent.gpu.watch.BATCH", 100)
-    watch = Watch(Wanted("nvidia", 20.0, source="tests.agent.players:Eight"), lambda text: None)
+    monkeypatch.setattr("runners.agent.gpu.watch.BATCH", 100)  # so that there are always frames that wait
+    watch = Watch(Wanted("nvidia", 20.0, source="tests.agent.players:Eight", batch_s=0.9), lambda text: None)
     sampler = Sampler(CpuSource(), 20.0, "a", PlainTicks, watch=watch)
 
     def stamps(name: str) -> list[int]:

@@ -26,20 +26,24 @@ END_S = 1.0  # from the end of its stdin to SIGKILL, and from there on as long
 DIE_S = 5.0  # after this a killed process that lives is told of
 LEFT_OUT_AFTER, WITHIN_S = 3, 600.0
 WORDS_BY, ALL_WORDS_BY = 32 << 10, 256 << 10  # of what libraries print: of one process, of all
-BATCH_S, BATCH = 0.25, 10  # frames are read this often, so many at a time at most: to wake costs more than to read
+BATCH = 10  # frames at a time at most
 EAGER_S = 0.05  # the same while there is something to wait for
 PIPE_BY = 1 << 20
 F_SETPIPE_SZ = 1031  # linux/fcntl.h; Python knows it from 3.10 on
 
 
 class Wanted(NamedTuple):
-    """Whose GPUs are asked, how often at most, and which; `source` is MODULE:CLASS of a test's own."""
+    """Whose GPUs are asked, how often at most, and which; `source` is MODULE:CLASS of a test's own.
+
+    Frames are read every `batch_s`: to wake costs more than to read.
+    """
 
     vendor: str
     hz: float
     gpus: Optional[Tuple[int, ...]] = None
     sys_root: str = SYS
     source: Optional[str] = None
+    batch_s: float = 0.5
 
 
 class Watch:
@@ -145,7 +149,9 @@ class Watch:
             self._print(child)
         if now < self._read_at:
             return
-        self._read_at = now + (min(BATCH_S, BATCH / self.hz) if self.silent in (None, "none") else EAGER_S)
+        self._read_at = now + (
+            min(self.wanted.batch_s, BATCH / self.hz) if self.silent in (None, "none") else EAGER_S
+        )
         self._read(child, now, found)
 
     def _read(self, child: Child, now: float, found: List[frames.Frame]) -> None:
