@@ -185,7 +185,7 @@ async def test_gpus_that_have_no_room_for_a_line_each_stand_as_cells(count: int)
         await until(pilot, lambda: all(text in shown(app) for text in wanted))
 
 
-@pytest.mark.parametrize(("watts", "wanted"), [(640.0, "W   640 640 n/a 640"), (1400.0, "kW  1.4 1.4 n/a 1.4")])
+@pytest.mark.parametrize(("watts", "wanted"), [(640.0, "W  640 640 n/a 640"), (1400.0, "kW 1.4 1.4 n/a 1.4")])
 async def test_where_there_is_room_cells_show_power_too(watts: float, wanted: str) -> None:
     script = Gpus()
     async with screen(script, size=(80, 24)) as (_, pilot):
