@@ -33,6 +33,15 @@ def test_the_energy_counter_is_told_as_it_is(driver: FakeNvml, nvml: Drive, coun
     assert [driven.ask("energy")[0]["energy_j"] for _ in counter] == [mj / 1000 for mj in counter]
 
 
+def test_each_gpu_s_counter_has_its_own_moment(tmp_path: Path, nvml_library: Path, nvml: Drive) -> None:
+    """The driver may take 30 ms for one: a moment for all of eight would be a tenth of a second wrong."""
+    two = FakeNvml(tmp_path, nvml_library, gpus=2)
+    for index in range(2):
+        two.device(index, "TotalEnergyConsumption", 1, u64(5_000), delay_s=0.1)
+    at = [reading["energy_at"] for reading in opened(nvml, two).ask("energy")]
+    assert at[1] - at[0] >= 80_000_000
+
+
 def test_gpm_says_nothing_until_there_are_two_samples_far_enough_apart(driver: FakeNvml, nvml: Drive) -> None:
     driven = opened(nvml, driver)
     assert driven.ask("slow") == [{}]

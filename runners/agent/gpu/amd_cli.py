@@ -79,6 +79,7 @@ class _Tool(Source):
         if time.monotonic() - self._ran_s < 0.9 / _HZ:
             return [{} for _ in self.devices]
         self._ran_s = time.monotonic()
+        begun_ns = time.monotonic_ns()
         try:
             told = self._read()
         except (ValueError, _Failed) as error:
@@ -88,6 +89,9 @@ class _Tool(Source):
             return [dict.fromkeys(HOT) for _ in self.devices]
         self._failed = 0
         readings = self._sorted(told)
+        at_ns = (begun_ns + time.monotonic_ns()) // 2
+        for reading in readings:
+            reading["energy_at"] = at_ns
         with self._lock:
             self._latest, self._taken = readings, self._taken + 1
         return self._of("hot", HOT)
@@ -97,8 +101,8 @@ class _Tool(Source):
         return self._of("slow", SLOW)
 
     def energy(self) -> List[Reading]:
-        """Of the last output, once."""
-        return self._of("energy", ("energy_j",))
+        """Of the last output, once, with the moment of that."""
+        return self._of("energy", ("energy_j", "energy_at"))
 
     def static(self) -> List[Reading]:
         """Of the last output, once; the processes come from the compute driver."""

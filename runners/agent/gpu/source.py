@@ -126,7 +126,10 @@ class Source:
         return [{} for _ in self.devices]
 
     def energy(self) -> List[Reading]:
-        """`energy_j`: the counter as the hardware keeps it, once a second; only differences mean something."""
+        """`energy_j`: the counter as the hardware keeps it, once a second; only differences mean something.
+
+        `energy_at` (ns, monotonic) beside it where the source knows when it was read; else the middle of the call is.
+        """
         return [{} for _ in self.devices]
 
     def static(self) -> List[Reading]:
