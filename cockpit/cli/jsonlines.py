@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from cockpit.core.errors import UsageError
 from cockpit.core.events import Event
-from cockpit.core.text import finite, printable
+from cockpit.core.text import json_line, printable
 from cockpit.engine.observer import GroupInfo, Outcome
 
 _EXTRA = ("log", "gpu")
@@ -78,9 +77,5 @@ class JsonLines:
 
     @staticmethod
     def _print(obj: Mapping[str, Any]) -> None:
-        try:
-            line = json.dumps(obj, allow_nan=False)
-        except ValueError:
-            line = json.dumps(finite(obj))
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(json_line(obj))
         sys.stdout.flush()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-# Whole escape sequences, then every control character but newline and tab; also those of Unicode's C1 range, and the
-# marks that turn the direction of writing.
+# Whole escape sequences, then every control character but newline and tab; also those of Unicode's C1 range, the
+# marks that turn the direction of writing, and halves of surrogate pairs, which JSON can say and nothing can encode.
 _CONTROL = re.compile(
     r"\x9b[0-?]*[ -/]*[@-~]|\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
@@ -29,6 +30,14 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return value
+
+
+def json_line(obj: Mapping[str, Any]) -> str:
+    """`obj` as a line of JSON; a number that JSON does not have becomes null."""
+    try:
+        return json.dumps(obj, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(finite(obj)) + "\n"
 
 
 def size(by: int | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cockpit.core.errors import StoreError, UsageError
 from cockpit.core.gpu import number
 from cockpit.core.records import Access
+from cockpit.core.text import json_line
 
 if TYPE_CHECKING:
     from cockpit.engine.watch import Face, Machine
@@ -28,7 +30,7 @@ class Recorder:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         try:
-            self._file = self._path.open("x", encoding="utf-8")
+            self._file = open(path, "x", encoding="utf-8", opener=_private)  # noqa: SIM115  closed at the exit
         except FileExistsError:
             raise UsageError(f"--record {path}: the file is there already.", hint="Name another one.") from None
         except OSError as e:
@@ -41,7 +43,7 @@ class Recorder:
         if self._failed:
             return None
         try:
-            self._file.write(json.dumps({**line, "server": server, "t_recv": time.time()}) + "\n")
+            self._file.write(json_line({**line, "server": server, "t_recv": time.time()}))
             if (now := time.monotonic()) - self._flushed >= _FLUSH_S:
                 self._flushed = now
                 self._file.flush()
@@ -61,10 +63,15 @@ class Recorder:
                 raise StoreError(f"The end of {self._path} could not be written: {e.strerror}.") from e
 
 
+def _private(path: str, flags: int) -> int:
+    """It tells who computes what on whose GPUs: its user's alone."""
+    return os.open(path, flags, 0o600)
+
+
 def _lines(path: Path) -> Iterator[tuple[str, float, dict[str, Any]]]:
     """(server, when it came, line) of each whole line; a torn last one is left out."""
     with path.open("rb") as file:
-        for count, raw in enumerate(file, 1):
+        for count, raw in enumerate(iter(lambda: file.readline(_LINE_BY + 1), b""), 1):
             try:
                 said = json.loads(raw) if len(raw) <= _LINE_BY else None
             except (ValueError, RecursionError):

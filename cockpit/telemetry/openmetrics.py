@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cockpit.core.errors import UsageError
 from cockpit.core.gpu import DeviceNow, Known, MachineNow, number
+from cockpit.core.text import printable
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 _OLD_S = 60.0
+_PATIENCE_S = 10.0  # with a scraper that connects and says nothing: it holds a thread
 _PORT = 9464  # OpenTelemetry's default for an exporter that is scraped
 _GAUGES = {
     "util": ("gpu_utilization_ratio", "Share of time in which the GPU computed"),
@@ -102,6 +104,9 @@ def serve(machines: Sequence[Watched], host: str, port: int) -> Server:
         httpd, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as e:
         raise UsageError(f"--serve {host}:{port}: {e.strerror or e}.", hint="Choose another address or port.") from e
+    made: Any = httpd
+    made.RequestHandlerClass = type("Handler", (made.RequestHandlerClass,), {"timeout": _PATIENCE_S})
+    made.handle_error = lambda *_: None  # a scraper that hangs up is no trouble of ours, and stderr is the user's
     return Server(httpd, thread)
 
 
@@ -175,4 +180,4 @@ def _labels(machine: Watched, device: DeviceNow) -> list[str]:
     about = device.identity
     vendor = (machine.now.hello or {}).get("vendor")
     said = (about.get("uuid"), about.get("model"), vendor, about.get("partition"), about.get("power_scope"))
-    return [machine.name, str(device.index), *("" if value is None else str(value) for value in said)]
+    return [machine.name, str(device.index), *("" if value is None else printable(str(value)) for value in said)]

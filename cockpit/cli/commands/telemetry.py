@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import signal
 import sys
 import time
@@ -13,7 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import Exit, UsageError
-from cockpit.core.text import printable
+from cockpit.core.text import json_line, printable
 
 if TYPE_CHECKING:
     from cockpit.engine.record import Recorder
@@ -187,7 +186,7 @@ class _Json(_Base):
 
     @staticmethod
     def _print(obj: Mapping[str, Any]) -> None:
-        sys.stdout.write(json.dumps(obj) + "\n")
+        sys.stdout.write(json_line(obj))
         sys.stdout.flush()
 
 
