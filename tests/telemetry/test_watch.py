@@ -126,8 +126,9 @@ def test_a_machine_without_gpus_tells_of_its_cpu_until_the_time_is_over() -> Non
     assert [tick["seq"] for tick in ticks] == list(range(len(ticks)))
     assert len(ticks) >= 5
     assert any(tick.get("host", {}).get("mem_used", 0) > 0 for tick in ticks)
-    (clock,) = [line for line in lines if line["type"] == "clock"]
-    assert abs(clock["offset_s"]) <= clock["error_s"], "it is this machine's own clock"
+    clocks = [line for line in lines if line["type"] == "clock"]
+    assert clocks
+    assert all(abs(c["offset_s"]) <= c["error_s"] for c in clocks), "it is this machine's own clock"
 
 
 def test_gpus_are_read_by_the_driver_and_their_values_arrive(driver: FakeNvml) -> None:
@@ -234,6 +235,27 @@ def test_an_agent_that_is_killed_is_started_again(tmp_path: Path) -> None:
         code, err = watch.stop()
         assert code == 0
         assert "here is back." in err
+
+
+def test_one_that_cannot_start_its_agent_for_a_while_is_not_given_up(tmp_path: Path) -> None:
+    import psutil
+
+    python, broken = tmp_path / "python3", tmp_path / "broken"
+    python.write_text(
+        f'#!/bin/sh\n[ -e {broken} ] && rm {broken} && echo no room >&2 && exit 1\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    there = tmp_path / "xdg-config" / "ekvi-cockpit" / "profiles" / "server" / "boots.yaml"
+    there.write_text(f"address: local\nvendor: cpu\npython: {python}\nworkdir: {tmp_path / 'work'}\n")
+    with watching("--servers", "boots", "--hz", "20") as watch:
+        watch.until(lambda line: line["type"] == "tick")
+        broken.touch()
+        for agent in psutil.Process(watch.process.pid).children(recursive=True):
+            if "stream" in agent.cmdline():
+                agent.kill()
+        states = [watch.until(lambda line: line["type"] == "state")["state"] for _ in range(2)]
+        code, _ = watch.stop()
+    assert (states, code, broken.exists()) == (["away", "live"], 0, False)
 
 
 # -- records
