@@ -14,6 +14,7 @@ from cockpit.core.records import Access, ServerSpec
 from cockpit.engine.admit import Connect, accesses, close
 from cockpit.engine.reconnect import AWAY as GONE
 from cockpit.hosts.backoff import Backoff
+from cockpit.hosts.base import LoginRefused
 
 if TYPE_CHECKING:
     from cockpit.telemetry.live import Wanted
@@ -84,7 +85,10 @@ async def watch(watched: Sequence[Machine], connect: Connect, face: Face, *, sec
 
 
 async def _keep(machine: Machine, agent: Any, connect: Connect, face: Face) -> None:
-    """Listen to one machine, again whenever it went away; what is refused before its first line stays so."""
+    """Listen to one machine, again whenever it went away; while a server boots, it may fail in any way.
+
+    What is refused before its very first line stays so, and a login always.
+    """
     pauses = Backoff()
     while True:
         try:
@@ -92,7 +96,7 @@ async def _keep(machine: Machine, agent: Any, connect: Connect, face: Face) -> N
         except GONE as error:
             why = error.message if isinstance(error, CockpitError) else f"{machine.name} did not answer in time."
         except CockpitError as error:
-            if machine.state != LIVE:
+            if not machine.reached or isinstance(error, LoginRefused):
                 _change(machine, face, REFUSED, error.message, error.hint)
                 return
             why = error.message
