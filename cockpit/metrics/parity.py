@@ -88,7 +88,7 @@ def parity(sides: Sequence[Side], *, strict: bool = False) -> dict[str, Any]:
     swept = _swept(sides)
     keys = dict.fromkeys(key for runs in facts.values() for one in runs for key in one)
     found = [d for key in keys if (d := _difference(key, facts, swept, silent)) is not None]
-    found += [*_unfinished(sides), *_throttling(sides), *hardware_differences(sides)]
+    found += [*_unfinished(sides), *_imported(sides), *_throttling(sides), *hardware_differences(sides)]
     image = image_difference(sides)
     found += [] if image is None else [image]
     found.sort(key=lambda d: (ORDER.index(d["severity"]), d["key"]))
@@ -266,6 +266,16 @@ def _unfinished(sides: Sequence[Side]) -> list[dict[str, Any]]:
     told = f"{', '.join(without)} {have} no run that succeeded: {why}"
     values = {s.name: len(s.counted) for s in sides}
     return [{"key": "succeeded", "values": values, "severity": severity, "why": told}]
+
+
+def _imported(sides: Sequence[Side]) -> list[dict[str, Any]]:
+    """A log alone does not say what was configured: equal work is then an assumption."""
+    found = {s.name: any("imported" in (r.meta.get("provenance") or {}) for r in s.runs) for s in sides}
+    if len(sides) < 2 or not any(found.values()):
+        return []
+    values = {name: "an imported log" if yes else "recorded" for name, yes in found.items()}
+    why = "a log does not tell what was configured: that the sides did the same work is not known"
+    return [{"key": "config", "values": values, "severity": "warning", "why": why}]
 
 
 def _throttling(sides: Sequence[Side]) -> list[dict[str, Any]]:

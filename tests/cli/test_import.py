@@ -215,6 +215,8 @@ def test_repeats_of_two_folders_are_two_sides_that_compare_sets_against_each_oth
     assert [side["name"] for side in document["sides"]] == ["left", "right"]
     (speed,) = (m for m in document["metrics"] if m["name"] == "tokens_per_s")
     assert speed["verdict"] == "left_better"
+    assert document["parity"]["verdict"] == "labelled", "what was configured is not known"
+    assert [d["key"] for d in document["parity"]["differences"]] == ["config"]
 
 
 def test_how_a_run_ended_is_not_made_up(folder: Path, cli: Cli) -> None:
