@@ -1,4 +1,4 @@
-"""The driver libraries, built once, and NVML's source over them."""
+"""The driver libraries, built once, NVML's source over them, and a tree of AMD GPUs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 from tests.fakes.fixtures import nvml_library, old_nvml_library
 from tests.fakes.library import environment
 from tests.fakes.nvml import FakeNvml
+from tests.gpu.amd_fixtures import opened, tree
 from tests.gpu.driven import Driven
 from tests.gpu.nvml_support import Drive
 
-__all__ = ["nvml_library", "old_nvml_library"]
+__all__ = ["nvml_library", "old_nvml_library", "opened", "tree"]
 
 
 @pytest.fixture
