@@ -81,7 +81,7 @@ def sample(path: str, hz: float, about: Optional[Wanted], seconds: Optional[floa
 
 
 class Out:
-    """Standard output, a whole line at a time, from any thread. `broken` once nobody reads it."""
+    """Standard output, a whole line at a time, from any thread. `broken` once nobody reads it, or is to any more."""
 
     def __init__(self) -> None:
         self.broken = threading.Event()
@@ -94,8 +94,9 @@ class Out:
                 return
             try:
                 view = memoryview(line)
-                while view:
-                    view = view[os.write(1, view) :]
+                while view and not self.broken.is_set():
+                    if select.select([], [1], [], 0.5)[1]:  # a reader that sleeps must not keep us for ever
+                        view = view[os.write(1, view[: select.PIPE_BUF]) :]
             except OSError:
                 self.broken.set()
 
@@ -120,6 +121,7 @@ def stream(hz: float, about: Optional[Wanted], idle_end_s: Optional[float]) -> N
     sampler.activate({"": about.gpus if about is not None else None})
     sampler.start()
     answer(out, idle_end_s)
+    out.broken.set()
     sampler.stop()
 
 

@@ -102,6 +102,11 @@ def test_a_stream_that_nobody_reads_ends(listeners: list[Listener]) -> None:
     assert stream.process.wait(10) == 0
 
 
+def test_a_stream_whose_reader_sleeps_ends(listeners: list[Listener]) -> None:
+    listeners.append(Listener("stream", "--vendor", "cpu", "--hz", "1000", "--idle-end", "1.5"))
+    assert listeners[0].process.wait(15) == 0, "its pipe is full long before that"
+
+
 @pytest.mark.parametrize("words", [("--gpus", "3-x"), ("--vendor", "intel")])
 def test_what_cannot_be_is_refused(words: tuple[str, str]) -> None:
     command = [sys.executable, "-m", "runners.agent", "stream", *words]
