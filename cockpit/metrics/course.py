@@ -176,7 +176,7 @@ def course(power: Power, counter: Points | None) -> Course | None:
         integrated=_sums(by_power),
         unknown=_sums(np.where(~believed & dark, width, 0.0)),
         bridged=_sums(np.where(believed | dark, 0.0, error)),
-        edge_j=np.where(believed, told.edge_j, 0.0),
+        edge_j=np.where(believed, told.edge_j, 0.0) + _blurred(t, power),
         most_w=float(power.watts.max(initial=0.0)),
         ratio=told.ratio,
         doubted=told.doubted,
@@ -250,6 +250,26 @@ def _on(t: Floats, integral: _Integral) -> tuple[Floats, Bools, Floats]:
     middle = (t[:-1] + t[1:]) / 2
     dark = (middle < integral.t[0]) | (middle > integral.t[-1]) | (unknown > _EPS)
     return joules, dark, error
+
+
+def _blurred(t: Floats, power: Power) -> Floats:
+    """J by which a moment in each step may be off because a thinned tick tells only the mean of its span.
+
+    Of a span half may have been drawn at the largest power and half at none: at its middle that is a quarter off.
+    """
+    import numpy as np
+
+    out = np.zeros(t.size - 1)
+    if not (power.span > 0).any():
+        return out
+    spoken = np.where(power.span > 0, power.weights(), 0.0)
+    middle = (t[:-1] + t[1:]) / 2
+    of = np.searchsorted(power.t, middle)
+    known = of < power.t.size
+    span = spoken[of[known]]
+    within = middle[known] > power.t[of[known]] - span
+    out[known] = np.where(within, span * float(power.watts.max()) / 4, 0.0)
+    return out
 
 
 def _ends(power: Power, counter: Points | None) -> tuple[float, float]:

@@ -186,6 +186,15 @@ def test_edges_are_set_between_readings_by_the_shape_of_power() -> None:
     assert "within" in str(blind.reading().note)
 
 
+@pytest.mark.parametrize("every_s", [10, 60])
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_moment_within_a_thinned_tick_is_as_uncertain_as_that_is_long(every_s: int, counted: bool) -> None:
+    lines = thinned(telemetry(BUSY, counter=None if counted else lambda t, j: None), every_s)
+    for low in (3.0, 9.0, 66.0, 75.0, 91.0):
+        told, true = found(lines, low, 100.0), BUSY.joules(low, 100.0)
+        assert told.joules == pytest.approx(true, abs=told.error_j + 0.01 * true)
+
+
 @pytest.mark.parametrize("counted", [True, False])
 def test_what_readings_fall_short_of_goes_on_as_before(counted: bool) -> None:
     """The last sample is taken up to a tick before a run ends: a short run must not come out cheaper for that."""
