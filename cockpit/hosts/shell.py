@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import string
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,11 +47,24 @@ def comment_line(text: str) -> Iterator[str]:
 
 
 def end_of(text: str, end: str = _END) -> str:
-    """A word that ends a here-document with `text` in it, since it is no line of it."""
+    """A word that ends a here-document with `text` in it, since it is no line of it.
+
+    dash 0.5.12 loses the first byte of a character outside ASCII that follows a beginning of this word at a line's
+    start: there is no such line either.
+    """
     lines = set(text.split("\n"))
+    for head in ("", *string.ascii_letters):
+        if not any(_confused(line, head + end) for line in lines):
+            return head + end
     while end in lines:
         end += "_"
     return end
+
+
+def _confused(line: str, end: str) -> bool:
+    """Whether a shell may take `line` for the end, or damage it while it looks."""
+    alike = len(os.path.commonprefix([line, end]))
+    return line == end or (0 < alike < len(line) and not line[alike].isascii())
 
 
 def write(path: str, text: str) -> Iterator[str]:

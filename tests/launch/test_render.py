@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cockpit.core.records import GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
@@ -178,6 +178,8 @@ def test_a_place_in_a_word_is_filled_in_by_the_shell() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
+@example("E\x80")
+@example("EKVI_EN\xe9\nEKVI_END\nE\xe9")
 def test_any_text_is_written_as_it_is(text: str) -> None:
     script = "\n".join(shell.write("/dev/stdout", text + "\nEKVI_END\n")) + "\n"
     done = subprocess.run(["sh"], input=script.encode(), capture_output=True, timeout=LIMIT_S, check=True)
