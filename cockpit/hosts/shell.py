@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
 import shlex
 import string
@@ -63,7 +63,8 @@ def end_of(text: str, end: str = _END) -> str:
 
 def _confused(line: str, end: str) -> bool:
     """Whether a shell may take `line` for the end, or damage it while it looks."""
-    alike = len(os.path.commonprefix([line, end]))
+    pairs = zip(line, end, strict=False)
+    alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return line == end or (0 < alike < len(line) and not line[alike].isascii())
 
 
