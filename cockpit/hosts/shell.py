@@ -54,8 +54,9 @@ def end_of(text: str, end: str = _END) -> str:
     """
     lines = set(text.split("\n"))
     for head in ("", *string.ascii_letters):
-        if not any(_confused(line, head + end) for line in lines):
-            return head + end
+        word = f"{head}{end}"
+        if not any(_confused(line, word) for line in lines):
+            return word
     while end in lines:
         end += "_"
     return end
