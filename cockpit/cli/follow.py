@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cockpit.cli.jsonlines import JsonLines, extras
 from cockpit.cli.progress import progress
 from cockpit.core.errors import Exit
+from cockpit.core.within import within
 from cockpit.engine.observer import Observer, Outcome, Session
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ async def follow(
     finally:
         loop.remove_signal_handler(signal.SIGINT)
     for wish in wishes:
-        await asyncio.wait_for(wish, 60)
+        await within(60, wish)
     if wishes or left.is_set():
         return Outcome(outcome.group, outcome.state, int(Exit.INTERRUPTED), outcome.comparison)
     return outcome

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cockpit.core.errors import CockpitError, LaunchRefused
 from cockpit.core.records import Access, ContainerFacts, GroupPlan, RunPlan, ServerSpec
+from cockpit.core.within import within
 from cockpit.engine.checks import examine
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ async def _facts(host: Host, server: ServerSpec, launch: Mapping[str, Any]) -> C
 
 async def close(hosts: list[Host]) -> None:
     """Let go of machines; one that does not answer any more keeps nobody."""
-    await asyncio.gather(*(asyncio.wait_for(h.close(), _CLOSE_S) for h in hosts), return_exceptions=True)
+    await asyncio.gather(*(within(_CLOSE_S, h.close()) for h in hosts), return_exceptions=True)
 
 
 class Kept:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import CockpitError, ConfigError, LaunchRefused, ServerError, did_you_mean
 from cockpit.core.records import Access, GroupPlan, QueuePlan, RunPlan, ServerSpec
+from cockpit.core.within import within
 from cockpit.engine.admit import Checked, Connect, accesses, close
 from cockpit.hosts import layout
 
@@ -111,7 +112,7 @@ async def _fetch(checked: Checked, connect: Connect, folder: Path) -> dict[str, 
     source = None if local else group.servers[str(group.data_from)]
     host = connect(Access() if source is None else source.access)
     try:
-        workdir = await asyncio.wait_for(host.workdir(None if source is None else source.workdir), _STEP_S)
+        workdir = await within(_STEP_S, host.workdir(None if source is None else source.workdir))
         requests = dict.fromkeys(_request(run) for run in group.runs if takes_data(run))
         most = group.limits.fetch_by
         return {r: await _fetch_one(host, workdir, r, folder / r, group, most) for r in requests}
@@ -123,7 +124,7 @@ async def _fetch(checked: Checked, connect: Connect, folder: Path) -> dict[str, 
 
 async def _fetch_one(host: Host, workdir: str, request: str, folder: Path, group: GroupPlan, most: int) -> _Entry:
     data = layout.data_folder(workdir)
-    key = await asyncio.wait_for(host.read(f"{data}/{request}.entry", 0, 17), _STEP_S)
+    key = await within(_STEP_S, host.read(f"{data}/{request}.entry", 0, 17))
     if not _KEY.fullmatch(key):
         source = group.data_from
         raise LaunchRefused(
@@ -134,7 +135,7 @@ async def _fetch_one(host: Host, workdir: str, request: str, folder: Path, group
     files = {}
     for name in (*_SUMS, _MANIFEST):
         bound = min(most, _MANIFEST_BY) if name == _MANIFEST else most
-        files[name] = await asyncio.wait_for(host.get(f"{entry}/{name}", folder / name, max_by=bound), _COPY_S)
+        files[name] = await within(_COPY_S, host.get(f"{entry}/{name}", folder / name, max_by=bound))
     manifest = _manifest(folder / _MANIFEST)
     wrong = [name for name, said in _SUMS.items() if files[name] != manifest.get(said)]
     if wrong:
@@ -159,9 +160,9 @@ async def _bring(checked: Checked, name: str, entries: Mapping[str, _Entry], con
     hosts = [connect(access) for access in accesses(server)]
     try:
         for host in hosts:
-            workdir = await asyncio.wait_for(host.workdir(server.workdir), _STEP_S)
+            workdir = await within(_STEP_S, host.workdir(server.workdir))
             for entry in entries.values():
-                await asyncio.wait_for(_put(host, f"{layout.data_folder(workdir)}/{entry.key}", entry), _COPY_S)
+                await within(_COPY_S, _put(host, f"{layout.data_folder(workdir)}/{entry.key}", entry))
     except CockpitError as error:
         return error
     except TimeoutError:

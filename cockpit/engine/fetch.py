@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cockpit.core.errors import CockpitError, ServerError, StoreError
 from cockpit.core.records import Limits
 from cockpit.core.text import printable, size
+from cockpit.core.within import within
 from cockpit.hosts.base import ServerLost, ServerTimeout
 from cockpit.store.errors import DiskFull
 
@@ -146,7 +147,7 @@ async def fetch(run_dir: RunDir, source: Source, wanted: Wanted, *, again: bool 
     there is no room here, StoreError where it cannot be written.
     """
     left = Left()
-    entries = await asyncio.wait_for(source.host.listdir(source.out), _LIST_TIMEOUT_S)
+    entries = await within(_LIST_TIMEOUT_S, source.host.listdir(source.out))
     chosen = _choose(run_dir, source, entries, wanted, left, again)
     arrived = _known(run_dir, source, chosen)
     old = [entry for entry in chosen if entry.path in arrived]
@@ -238,7 +239,7 @@ async def _get(run_dir: RunDir, source: Source, entry: Entry, left: Left) -> str
     try:
         target = run_dir.artifact(source.prefix + entry.path)
         path, most = f"{source.out}/{entry.path}", max(entry.size, 1)
-        return await asyncio.wait_for(source.host.get(path, target, max_by=most), _FETCH_TIMEOUT_S)
+        return await within(_FETCH_TIMEOUT_S, source.host.get(path, target, max_by=most))
     except StoreError as error:
         number = getattr(error.__cause__, "errno", None)
         if number in (errno.ENOSPC, errno.EDQUOT):

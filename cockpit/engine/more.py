@@ -10,6 +10,7 @@ from cockpit.core.errors import ServerError
 from cockpit.core.events import State
 from cockpit.core.records import Access
 from cockpit.core.text import size
+from cockpit.core.within import within
 from cockpit.engine.fetch import Left, Source, Wanted, fetch
 from cockpit.engine.queue_node import clean_queue, nodes_of
 
@@ -54,7 +55,7 @@ async def _node(
     host = connect(Access.from_json(node["access"]))
     left, ended = Left(), True
     try:
-        if not await asyncio.wait_for(host.read(f"{node['path']}/queue.json", 0, 1), _TIMEOUT_S):
+        if not await within(_TIMEOUT_S, host.read(f"{node['path']}/queue.json", 0, 1)):
             return
         for run in queue["runs"]:
             run_dir = store.run_dir(run)
@@ -75,4 +76,4 @@ async def _node(
     except TimeoutError:
         raise ServerError(f"{host.name} did not answer in time.") from None
     finally:
-        await asyncio.wait_for(host.close(), _TIMEOUT_S)
+        await within(_TIMEOUT_S, host.close())

@@ -16,6 +16,7 @@ from cockpit.core.errors import CockpitError, ServerError
 from cockpit.core.events import State, StateChange
 from cockpit.core.records import QueuePlan, RunPlan
 from cockpit.core.state import RunState
+from cockpit.core.within import within
 from cockpit.engine.admit import Checked, Connect, admitted, close
 from cockpit.engine.data import share_data
 from cockpit.engine.deliver import Archive, Packing, archives, secrets_of
@@ -132,7 +133,7 @@ class _Launch:
     async def _each(self, queue: _Queue, work: Any) -> None:
         """One queue's step; its error is its own."""
         try:
-            await asyncio.wait_for(work, _PUT_S)
+            await within(_PUT_S, work)
         except CockpitError as error:
             queue.error = error
         except TimeoutError:
@@ -184,7 +185,7 @@ class _Launch:
         accesses = queue.plan.nodes or (queue.plan.access,)
         nodes = []
         for host, access in zip(queue.hosts, accesses, strict=True):
-            workdir = await asyncio.wait_for(host.workdir(queue.plan.workdir), _TIMEOUT_S)
+            workdir = await within(_TIMEOUT_S, host.workdir(queue.plan.workdir))
             path = layout.queue_folder(workdir, self._group.group, queue.plan.key)
             nodes.append({"access": access.to_json(), "path": path, "python": python, "workdir": workdir})
         first = {k: v for k, v in nodes[0].items() if k != "access"}
@@ -197,7 +198,7 @@ class _Launch:
         from cockpit.launch import interpreter
 
         python = interpreter(self._group.servers[queue.plan.runs[0].server])
-        known = await asyncio.gather(*(asyncio.wait_for(facts(h, python), _TIMEOUT_S) for h in queue.hosts))
+        known = await asyncio.gather(*(within(_TIMEOUT_S, facts(h, python)) for h in queue.hosts))
         out = {"cockpit": __version__, "code_sha256": self._packages.code.sha256, "host": known[0]}
         return {**out, "nodes": list(known)} if len(known) > 1 else out
 
@@ -266,7 +267,7 @@ class _Launch:
         reason = f"in queue {queue.plan.key}"
         try:
             for node, host in zip(_nodes(queue), queue.hosts, strict=True):
-                await asyncio.wait_for(deploy.start(host, node["path"], node["python"]), _TIMEOUT_S)
+                await within(_TIMEOUT_S, deploy.start(host, node["path"], node["python"]))
         except (ServerLost, ServerTimeout, TimeoutError):
             # The agent may have started: whoever follows the queue will see, and start it where it has not.
             reason += "; the server was lost while its agent started"
@@ -307,7 +308,7 @@ class _Launch:
         for node, host, document in zip(_nodes(queue), queue.hosts, queue.documents, strict=True):
             away = Link(host.name, lambda *_: None).keep(partial(_take_away, host, node["path"], document))
             with contextlib.suppress(CockpitError, TimeoutError):
-                await asyncio.wait_for(away, _AWAY_S)
+                await within(_AWAY_S, away)
 
     async def _take_back(self, queues: Sequence[_Queue]) -> None:
         """Stop what was started already of a group that needs all its servers."""
@@ -316,7 +317,7 @@ class _Launch:
         for queue in queues:
             for node, host in zip(_nodes(queue), queue.hosts, strict=True):
                 with contextlib.suppress(CockpitError, TimeoutError):
-                    await asyncio.wait_for(deploy.stop(host, node["path"]), _TIMEOUT_S)
+                    await within(_TIMEOUT_S, deploy.stop(host, node["path"]))
 
 
 async def _take_away(host: Host, path: str, document: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from cockpit.core.errors import Exit, ServerError
 from cockpit.core.events import Diagnostic, State, StateChange
 from cockpit.core.records import Access
 from cockpit.core.text import size
+from cockpit.core.within import within
 from cockpit.engine.queue_home import Room, WayHome
 from cockpit.engine.queue_node import (
     BLOCK,
@@ -92,7 +93,7 @@ class QueueFollow:
         finally:
             for node in self._nodes:
                 with contextlib.suppress(ServerError, TimeoutError):
-                    await asyncio.wait_for(node.host.close(), STEP_TIMEOUT_S)
+                    await within(STEP_TIMEOUT_S, node.host.close())
 
     async def _trouble(self, error: ServerError | TimeoutError) -> None:
         self.exit_code = Exit.SERVER

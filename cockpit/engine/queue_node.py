@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cockpit.core.errors import ServerError
+from cockpit.core.within import within
 from cockpit.engine.reconnect import AWAY, Link
 from cockpit.parse.states import parse_states
 from cockpit.store.records import access_of
@@ -108,8 +109,7 @@ def nodes_of(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 async def step(work: Awaitable[_T]) -> _T:
     """What `work` gives; TimeoutError where a server does not answer."""
-    async with asyncio.timeout(STEP_TIMEOUT_S):  # wait_for may lose that it was cancelled, before Python 3.12
-        return await work
+    return await within(STEP_TIMEOUT_S, work)
 
 
 async def whole(host: Host, path: str) -> bytes:

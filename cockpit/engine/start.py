@@ -11,6 +11,7 @@ from typing import Any
 from cockpit.core.errors import CockpitError, ConfigError, LaunchRefused, ServerError, UsageError
 from cockpit.core.ids import group_id
 from cockpit.core.records import VENDORS, GroupPlan
+from cockpit.core.within import within
 from cockpit.engine.admit import Checked, Connect, check, close, must
 from cockpit.engine.dryrun import dry_run
 from cockpit.engine.putting import launch
@@ -72,7 +73,7 @@ async def _vendors(resolved: Any, connect: Connect) -> tuple[dict[str, str], lis
     async def ask(server: Any) -> str:
         host = connect(server.ssh.access(server.address, server.python))
         try:
-            return await asyncio.wait_for(detect_vendor(host), _TIMEOUT_S)
+            return await within(_TIMEOUT_S, detect_vendor(host))
         finally:
             await close([host])
 

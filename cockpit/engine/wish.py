@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import ServerError
 from cockpit.core.records import Access
+from cockpit.core.within import within
 from cockpit.engine.queue_node import nodes_of
 
 if TYPE_CHECKING:
@@ -47,4 +48,4 @@ async def _put(node: Mapping[str, Any], run: str | None, connect: Callable[[Acce
     except TimeoutError:
         raise ServerError(f"{host.name} did not take the wish to stop within {_TIMEOUT_S:.0f} s.") from None
     finally:
-        await asyncio.wait_for(host.close(), _TIMEOUT_S)
+        await within(_TIMEOUT_S, host.close())

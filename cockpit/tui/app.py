@@ -14,6 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from cockpit.core.errors import CockpitError, ConfigError, Exit
+from cockpit.core.within import within
 from cockpit.report import themes
 from cockpit.tui.feed import Feed
 from cockpit.tui.theming import Look, textual_theme, variables
@@ -264,7 +265,7 @@ class CockpitApp(App[None]):
         assert self.session is not None
         self.session.detach()
         with contextlib.suppress(TimeoutError):  # the link hangs: nothing is lost, the agent keeps the queue
-            await asyncio.wait_for(self._following.wait(), _LEAVE_S)
+            await within(_LEAVE_S, self._following.wait())
         self.exit(return_code=code)
 
     def _quit(self) -> None:
