@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EACH_S, SLOWEST_S = 2.0, 30.0
 TIMEOUT_S = 5.0
+TURN_S = 1.0
 _ANSWER_BY = 1 << 20
 # Sensors that speak of the whole machine; those of one supply or one board do not.
 _WHOLE = re.compile(r"(pwr consumption|system level|power meter|(sys|system|node|total)[ _]?(power|pwr))", re.I)
@@ -51,11 +52,13 @@ class NodePower:
         self._errs: Deque[Dict[str, Any]] = deque(maxlen=10)
         self._well: Optional[bool] = None
         self._end = threading.Event()
+        self._turn = threading.Lock()  # held by the one thread that reads
 
     def start(self) -> None:
         """Ask, in a thread."""
         self._end = threading.Event()
-        self._well = None
+        self._values.clear()  # what nobody asked for any more is old now
+        self._errs.clear()
         threading.Thread(target=self._work, args=(self._end,), name="node power", daemon=True).start()
 
     def stop(self) -> None:
@@ -76,26 +79,39 @@ class NodePower:
         return found
 
     def _work(self, end: threading.Event) -> None:
+        while not self._turn.acquire(timeout=TURN_S):  # one that was stopped may hang in its last reading
+            if end.is_set():
+                return
+        try:
+            self._well = None
+            self._poll(end)
+        finally:
+            self._close()
+            self._turn.release()
+
+    def _poll(self, end: threading.Event) -> None:
         pause_s = self._each_s
         while not end.is_set():
             begun = time.monotonic()
-            try:
-                watts = self._read()
-            except SourceError as error:
-                self._note(False, error.code, error.text)
-            except Exception as error:  # noqa: BLE001 (a controller may answer anything)
-                self._note(False, FAILED, "%s: %s" % (type(error).__name__, error))
-            else:
-                self._values.append(watts)
-                self._note(True, "recovered", "the power of the machine is read again")
+            watts, code, text = self._reading()
+            if end.is_set():
+                return  # what it says now is of no run
+            self._values.append(watts)
+            self._note(watts is not None, code, text)
             pause_s = self._each_s if self._well else min(SLOWEST_S, 2 * pause_s)
             end.wait(max(0.0, begun + pause_s - time.monotonic()))
-        self._close()
+
+    def _reading(self) -> Tuple[Optional[float], str, str]:
+        """Watts, or None with the code and the text of why."""
+        try:
+            return self._read(), "recovered", "the power of the machine is read again"
+        except SourceError as error:
+            return None, error.code, error.text
+        except Exception as error:  # noqa: BLE001 (a controller may answer anything)
+            return None, FAILED, "%s: %s" % (type(error).__name__, error)
 
     def _note(self, well: bool, code: str, text: str) -> None:
         before, self._well = self._well, well
-        if not well:
-            self._values.append(None)
         if before is not well and (before is not None or not well):
             self._errs.append(err_line(self.source, code, text, field="node_power_w"))
 

@@ -273,3 +273,39 @@ def test_readings_come_once_each_and_failures_say_so_once() -> None:
         assert until(power.errs, "it is back")[0]["code"] == "recovered"
     finally:
         power.stop()
+
+
+def test_a_reading_that_hangs_is_the_only_one_and_no_later_run_hears_of_it() -> None:
+    hold, hangs, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def read() -> float:
+        if not hold.is_set():
+            hangs.set()
+            hold.wait()
+            raise SourceError(FAILED, "the controller hung up")
+        return 7.0
+
+    def readers() -> int:
+        return sum(thread.name == "node power" for thread in threading.enumerate())
+
+    power = NodePower("redfish", read, each_s=0.01, close=closed.set)
+    for _ in range(20):
+        power.start()
+        assert hangs.wait(10)
+        power.stop()
+    until(lambda: readers() == 1, "those that only waited to go")
+    assert not closed.is_set()
+    power.start()
+    hold.set()
+    found = until(power.fresh, "a value")
+    assert found == {"node_power_w": 7.0, "node_power_src": "redfish"}
+    assert power.errs() == []
+    until(lambda: power._values, "one more, which nobody asks for")
+    power.stop()
+    until(lambda: readers() == 0, "its thread to end")
+    hold.clear()
+    power.start()
+    assert power.fresh() == {}, "that is a power of long ago"
+    power.stop()
+    hold.set()
+    assert closed.is_set()
