@@ -322,9 +322,11 @@ def _power_by_energy(telemetry: Telemetry, window: Window | None, name: str) -> 
 
 
 def idle_w(telemetry: Telemetry, began: float | None, run: str | None) -> Reading:
-    """Mean power (W) before `began`, when the run's first process lived.
+    """Mean power (W) of the later half of the time before `began`, when the run's first process lived.
 
-    Refused where another program was on the run's GPUs: what is drawn then is not what idling takes.
+    The earlier half is left out: an H200 keeps its highest clock and 1.6 times its idle power for two seconds after a
+    program has left it, so that all runs but a queue's first would seem to idle higher. Refused where another program
+    was on the run's GPUs: what is drawn then is not what idling takes.
     """
     if (nothing := _nothing(telemetry)) is not None:
         return Reading(None, nothing)
@@ -341,12 +343,13 @@ def idle_w(telemetry: Telemetry, began: float | None, run: str | None) -> Readin
     if others:
         seen = others[0][0]
         return Reading(None, f"process {seen.pid} ({seen.name or 'name not known'}) was on the GPUs before the run")
-    means = [_mean(s.power, (-math.inf, end)) for s in sensors.each]
+    later = max(_IDLE_S, lasted / 2)
+    means = [_mean(s.power, (end - later, end)) for s in sensors.each]
     known = [m for m in means if m is not None]
     if not known or len(known) < len(means):
         silent = sensors.each[means.index(None)].name if means else "the node"
         return Reading(None, f"{silent} reports no power before the run")
-    told = f"scope: {sensors.words}, {lasted:.1f} s before the run"
+    told = f"scope: {sensors.words}, the last {later:.1f} s before the run"
     asked = telemetry.sightings.first_asked
     unasked = bool(telemetry.devices) and (asked is None or asked > own)
     return Reading(math.fsum(known), told + ("; who else was on the GPUs is not known" if unasked else ""))

@@ -271,9 +271,15 @@ def test_the_idle_baseline_is_what_was_drawn_before_the_run() -> None:
     ticks = read_ticks(idle_lines(procs=[]))
     told = energy.idle_w(ticks, START + 4.95, "g.left.r1")
     assert told.value == pytest.approx(70.0)
-    assert "4.9 s before the run" in str(told.note)
+    assert "the last 2.4 s before the run" in str(told.note)
     assert energy.idle_w(ticks, None, None).value is None
     assert energy.idle_w(ticks, START, None).value is None
+
+
+def test_an_idle_baseline_is_not_what_the_run_before_left_behind() -> None:
+    """As an H200 does: it draws 124 W for 1.8 s after a program's end, and 77 W from then on."""
+    ticks = read_ticks(telemetry(Curve([(124.0, 1.8), (77.0, 3.2), (500.0, 20.0)])))
+    assert energy.idle_w(ticks, START + 4.95, "g.left.r2").value == pytest.approx(77.0)
 
 
 def test_an_idle_baseline_with_a_stranger_on_the_gpu_is_refused() -> None:
