@@ -289,7 +289,7 @@ def _specs(configs: Mapping[str, Profile]) -> dict[str, ServerSpec]:
 
 def _check_slots(configs: Mapping[str, Profile]) -> None:
     """Servers that share a queue must agree on how many runs it takes at once."""
-    seen: dict[tuple[str, str, str], ServerSpec] = {}
+    seen: dict[tuple[str, str, str, str], ServerSpec] = {}
     for spec in _specs(configs).values():
         other = seen.setdefault(spec.queue_key, spec)
         if other.slots != spec.slots:

@@ -137,9 +137,14 @@ class ServerSpec:
     node_power: NodePower | None = None
 
     @property
-    def queue_key(self) -> tuple[str, str, str]:
-        """Servers with the same key share one queue; nodes that train together are one machine."""
-        return (" ".join(self.nodes) if len(self.nodes) > 1 else self.address, self.workdir or "", self.slot)
+    def queue_key(self) -> tuple[str, str, str, str]:
+        """Servers with the same key share one queue; nodes that train together are one machine.
+
+        One address may lead to several machines, by ports that are forwarded or by another configuration.
+        """
+        machine = " ".join(self.nodes) if len(self.nodes) > 1 else self.address
+        way = f"{self.access.port or ''} {self.access.config or ''}".strip()
+        return machine, self.workdir or "", self.slot, way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

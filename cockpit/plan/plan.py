@@ -43,7 +43,7 @@ def make_plan(resolved: Resolved, *, group: str, repeats: int | None = None, sta
         for at, point in enumerate(resolved.points)
         for server in point.configs
     ]
-    queues: dict[tuple[str, str, str], list[RunPlan]] = {}
+    queues: dict[tuple[str, str, str, str], list[RunPlan]] = {}
     for run in runs:
         queues.setdefault(specs[run.server].queue_key, []).append(run)
     keys = _queue_names(list(queues))
@@ -86,7 +86,7 @@ def _queue(key: str, runs: list[RunPlan], specs: Mapping[str, ServerSpec]) -> Qu
     )
 
 
-def _queue_names(keys: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
+def _queue_names(keys: list[tuple[str, str, str, str]]) -> dict[tuple[str, str, str, str], str]:
     """A short name for each queue that stays the same from group to group; a hash where two would be alike."""
     plain = {key: slug(f"{_machine(key[0])}-{key[2]}") for key in keys}
     out = {}

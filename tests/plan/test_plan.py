@@ -51,6 +51,16 @@ def test_machines_and_slots_have_queues_of_their_own() -> None:
     }
 
 
+def test_one_address_by_two_ports_or_two_configurations_is_two_machines() -> None:
+    ways = ["{port: 2201}", "{port: 2202}", "{config: /c}", "{port: 2201}"]
+    lines = [f"  s{i}: {{address: localhost, ssh: {way}}}\n" for i, way in enumerate(ways)]
+    write("mine.yaml", "servers:\n" + "".join(lines))
+    plan = make_plan(load("mine"), group="g", repeats=1)
+    assert [[r.server for r in q.runs] for q in plan.queues] == [["s0", "s3"], ["s1"], ["s2"]]
+    assert [(q.access.port, q.access.config) for q in plan.queues] == [(2201, None), (2202, None), (None, "/c")]
+    assert len({q.key for q in plan.queues}) == 3
+
+
 def test_queues_that_would_have_one_name_get_two() -> None:
     write("mine.yaml", "servers:\n  a: {address: h.1}\n  b: {address: h-1}\n  c: {address: h-1, workdir: /w}\n")
     keys = [q.key for q in make_plan(load("mine"), group="g").queues]
