@@ -100,8 +100,14 @@ class _Machine:
         self.workdir = await self.host.workdir(self.server.workdir)
         launches = [r for r in self.runs if r.launcher == "container"]
         paths = tuple(self.server.mounts) if launches else ()
-        look = await looking.around(self.host, self.workdir, paths)
-        found = [*checks_machine.room(look, self.workdir, self.host), *checks_machine.mounts(look, paths, self.host)]
+        devices = checks_machine.named_devices(launches)
+        look = await looking.around(self.host, self.workdir, (*paths, *devices))
+        there = dict(zip((*paths, *devices), look.there, strict=True))
+        found = [
+            *checks_machine.room(look, self.workdir, self.host),
+            *checks_machine.mounts(there, paths, self.host),
+            *checks_machine.devices(there, devices, self.host),
+        ]
         if self.full:
             found += [*checks_machine.memory(look), *checks_machine.load(look)]
         if launches:

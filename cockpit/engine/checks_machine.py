@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cockpit.core.records import ServerSpec
+from cockpit.core.records import RunPlan, ServerSpec
 from cockpit.engine.findings import Finding, fail, ok, warn
 
 if TYPE_CHECKING:
@@ -44,9 +44,26 @@ def _reason(said: str) -> str:
     return said.rstrip(".").rpartition(": ")[2] or said
 
 
-def mounts(look: Look, paths: Sequence[str], host: Host) -> Iterator[Finding]:
+def named_devices(runs: Sequence[RunPlan]) -> tuple[str, ...]:
+    """The paths on the machine that `launcher.devices` of these runs name; a CDI name is no path."""
+    words = [str(word).split(":", 1)[0] for run in runs for word in run.launch.get("devices") or ()]
+    return tuple(dict.fromkeys(word for word in words if word.startswith("/")))
+
+
+def devices(there: Mapping[str, bool], named: Sequence[str], host: Host) -> Iterator[Finding]:
+    """Whether the devices are there that a container is to be given besides its vendor's."""
+    for path in named:
+        if not there[path]:
+            yield fail(
+                "devices",
+                f"the device {path} is not there on {host.name}.",
+                "Load its driver there, or correct launcher.devices.",
+            )
+
+
+def mounts(there: Mapping[str, bool], paths: Sequence[str], host: Host) -> Iterator[Finding]:
     """Whether the sources of `mounts` are there, which an engine refuses or, worse, makes as empty folders."""
-    missing = [path for path, there in zip(paths, look.there, strict=True) if not there]
+    missing = [path for path in paths if not there[path]]
     for path in missing:
         yield fail(
             "mounts",

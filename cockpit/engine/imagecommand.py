@@ -52,6 +52,9 @@ _MEANINGS: tuple[tuple[str, str, str], ...] = (
      "the image has no build for that machine's architecture", "Take an image that is made for it."),
     (r"toomanyrequests|too many requests|rate limit", "the registry takes no more pulls for now",
      "Log in (launcher.registry_login: mine), wait, or send the image: launcher.send_from."),
+    (r"short-name \S+ did not resolve|no unqualified-search registries",
+     "that name says no registry, and podman there knows none to look in",
+     "Write it out, docker.io/{image} for one; or where docker is to serve, launcher.engine: docker."),
     (r"no such host|connection refused|i/o timeout|tls handshake timeout|no route to host|network is unreachable"
      r"|context deadline exceeded|client\.timeout|temporary failure in name resolution|connection timed out",
      "the registry cannot be reached from there", "Send the image instead: launcher.send_from: local."),
@@ -129,7 +132,7 @@ def refusal(
     for pattern, why, mend in _MEANINGS:
         if re.search(pattern, said):
             found = _REFUSED if login and "wants a login" in why else (why, mend)
-            hint = found[1].format(engine=engine, registry=registry_of(image))
+            hint = found[1].format(engine=engine, image=image, registry=registry_of(image))
             return LaunchRefused(f"{start}: {found[0]}.", hint=f"{hint} It says: {_words(done)}")
     return LaunchRefused(f"{start}: {_words(done)}.")
 
