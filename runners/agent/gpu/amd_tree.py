@@ -10,7 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from .amd_values import is_two_dies, pair_dies
 from .source import DEVICE_KEYS
-from .sysfile import text, whole
+from .sysfile import numa_node, text, whole
 
 _BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _IDS = ("/opt/amdgpu/share/libdrm/amdgpu.ids", "/usr/share/libdrm/amdgpu.ids")
@@ -184,7 +184,7 @@ def _device(sys_root: str, folder: str, bdf: str, node: Optional[Node]) -> Dict[
         runtime="ROCm " + version if version else None,
         vbios=text(folder + "/vbios_version"),
         ecc=_ecc(folder),
-        numa_node=_not_negative(whole(folder + "/numa_node")),
+        numa_node=numa_node(folder),
         mem_total=whole(folder + "/mem_info_vram_total") or None,
         power_limit_w=cap["power1_cap"],
         power_limit_default_w=cap["power1_cap_default"],
@@ -201,10 +201,6 @@ def _device(sys_root: str, folder: str, bdf: str, node: Optional[Node]) -> Dict[
 def _watts(sensors: Optional[str], name: str) -> Optional[float]:
     micro = whole("%s/%s" % (sensors, name)) if sensors else None
     return micro / _UW if micro else None
-
-
-def _not_negative(value: Optional[int]) -> Optional[int]:
-    return value if value is not None and value >= 0 else None
 
 
 def _ecc(folder: str) -> Optional[bool]:

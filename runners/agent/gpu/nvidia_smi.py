@@ -13,6 +13,7 @@ from .nvml_hot import SHARE_S, throttled_share
 from .smi_report import Gpu, links_of_topo, names_of_help, report_of_xml, rows_of_csv
 from .smi_values import POWER_COUNTERS, REASON_NAMES, RULES, THERMAL_COUNTERS, Row, device, reading, throttle_seconds
 from .source import BAD_VALUE, FAILED, HOT, NOT_FOUND, SLOW, STATIC, Gone, Reading, Reasons, Source, SourceError
+from .sysfile import PCI, numa_node
 
 _CALL_S = 10.0
 _MOST_REFUSED = 40
@@ -55,7 +56,7 @@ class NvidiaSmi(Source):
         self.devices = []
         for index, gpu in enumerate(gpus):
             found = device(gpu.row, index)
-            found.update(numa_node=_numa(found["bdf"]), links=joined.get(index, []))
+            found.update(numa_node=numa_node("%s%s" % (PCI, found["bdf"])), links=joined.get(index, []))
             self.devices.append(found)
         self.reasons = [untold() for _ in gpus]
         self._row = [None] * len(gpus)
@@ -192,12 +193,3 @@ def _lost(fields: Sequence[str], reasons: Reasons) -> Reading:
 
 def _short(text: str) -> str:
     return " ".join(text.split())[:200] or "nothing"
-
-
-def _numa(bdf: Optional[str], root: str = "/sys/bus/pci/devices") -> Optional[int]:
-    try:
-        with open("%s/%s/numa_node" % (root, bdf)) as f:
-            node = int(f.read())
-    except (OSError, ValueError):
-        return None
-    return node if node >= 0 else None

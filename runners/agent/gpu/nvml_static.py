@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .nvml_calls import Door, Probe, code_of, said, whole
 from .source import DEVICE_KEYS, SHARED, Reading, Reasons
+from .sysfile import PCI, numa_node
 
 _AMPERE, _TURING = 7, 6
 _SM = 1
@@ -112,7 +113,7 @@ def describe(nvml: Any, slot: Slot, instant: bool) -> Dict[str, Any]:
         runtime=_cuda(nvml),
         vbios=told(nvml, nvml.nvmlDeviceGetVbiosVersion, gpu),
         ecc=None if ecc is None else bool(ecc[0]),
-        numa_node=_numa(bdf),
+        numa_node=numa_node("%s%s" % (PCI, bdf)),
         mem_total=None if memory is None else memory.total,
         power_limit_w=_watts(told(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, gpu)),
         power_limit_default_w=_watts(told(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu)),
@@ -149,15 +150,6 @@ def _power_kind(nvml: Any, gpu: Any, pci: Any, instant: bool) -> Optional[str]:
         return None
     ga100 = generation == _AMPERE and pci is not None and pci.pciDeviceId >> 16 in _GA100
     return "instant" if generation <= _TURING or ga100 else "avg1s"
-
-
-def _numa(bdf: Optional[str], root: str = "/sys/bus/pci/devices") -> Optional[int]:
-    try:
-        with open("%s/%s/numa_node" % (root, bdf)) as f:
-            node = int(f.read())
-    except (OSError, ValueError):
-        return None
-    return node if node >= 0 else None
 
 
 def links(nvml: Any, found: List[Slot]) -> Dict[int, List[Dict[str, Any]]]:

@@ -10,7 +10,6 @@ from .gpu_metrics import ENERGY_J
 from .source import SENTINEL
 
 Card = Dict[str, Any]
-_SECONDARY = "Secondary die"
 _CARD = re.compile(r"card(\d+)$")
 _ROW = re.compile(
     r"(?P<gpu>\d+)\s+.*?(?P<temp>\S+)°C\s+(?P<power>\S+?)W?\s+(?P<nps>\S+),\s+(?P<mode>\S+),\s+(?P<part>\S+)\s+"
@@ -81,11 +80,6 @@ def fields(index: int, card: Card) -> Told:
 def documents(cards: Cards) -> List[Told]:
     """All cards that hold a value of the schema."""
     return [told for told in (fields(index, card) for index, card in sorted(cards.cards.items())) if told.reading]
-
-
-def is_secondary(card: Card) -> bool:
-    """Whether the tool takes the card for the second die of a package; it takes RDNA cards for one too."""
-    return any(_SECONDARY in str(card.get(key)) for key in _POWER)
 
 
 def table(text: str) -> List[Told]:

@@ -8,6 +8,7 @@ from typing import Optional, Tuple
 
 from .source import FAILED, NO_PERMISSION, NOT_FOUND, Gone
 
+PCI = "/sys/bus/pci/devices/"
 _PAGE_BY = 4096  # sysfs gives no more of a file
 _GONE = (errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE)
 _DENIED = (errno.EACCES, errno.EPERM)
@@ -84,3 +85,9 @@ def whole(path: str) -> Optional[int]:
         return int(text(path) or "")
     except ValueError:
         return None
+
+
+def numa_node(folder: str) -> Optional[int]:
+    """The NUMA node of the PCI device in a folder of sysfs, or None: the kernel says -1 where there are no nodes."""
+    node = whole(folder + "/numa_node")
+    return node if node is not None and node >= 0 else None
