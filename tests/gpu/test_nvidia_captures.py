@@ -174,7 +174,7 @@ def test_a_recorded_training_is_read_as_it_was(tmp_path: Path, nvml_library: Pat
             assert told == (row["power_mw"] / 1000, busy / 100, memory / 100, row["mem"], row["temp"])
             clocks = (hot["clk_sm_mhz"], hot["clk_mem_mhz"], hot["throttle"])
             assert clocks == (row["sm"], row["memclk"], throttle(row["reasons"]))
-            assert energy == {"energy_j": row["energy_mj"] / 1000}
+            assert energy["energy_j"] == row["energy_mj"] / 1000
     finally:
         driven.close()
 
