@@ -84,6 +84,13 @@ class _Run:
         return self.meta.get("config") or {}
 
     @property
+    def counted(self) -> npt.NDArray[np.bool_]:
+        """Which of the steady iterations tell how many tokens they hold."""
+        import numpy as np
+
+        return np.isfinite(self.tokens) & (self.tokens > 0)
+
+    @property
     def gpus(self) -> int | None:
         """How many GPUs trained; 0 on a CPU server, None where nothing says."""
         seen, on_cpu = self.ticks.count(), self.meta.get("vendor") == "cpu"
@@ -225,9 +232,8 @@ def _speed(run: _Run) -> None:
 
     n = int(run.step_s.size)
     none = "no iteration has a step time"
-    counted = np.isfinite(run.tokens) & (run.tokens > 0)
-    steps = run.steps[counted]
-    tokens, seconds = run.tokens[counted] * steps, run.step_s[counted] * steps
+    steps = run.steps[run.counted]
+    tokens, seconds = run.tokens[run.counted] * steps, run.step_s[run.counted] * steps
     if seconds.size:
         rate = float(tokens.sum() / seconds.sum())
         ci = interval.ratio_interval(tokens, seconds)
@@ -343,9 +349,10 @@ def _machine(run: _Run) -> None:
 
 def _energy(run: _Run) -> None:
     """Energy and idle power of the run's GPUs, and the nodes'; see figures.energy_figures."""
-    import numpy as np
-
-    tokens = float(np.nansum(run.tokens * run.passed)) if run.value("tokens_per_s") is not None else None
+    tokens = None
+    if run.value("tokens_per_s") is not None:  # a line that does not tell its tokens had those of the others
+        told = run.counted
+        tokens = float((run.tokens * run.passed)[told].sum() * (run.passed.sum() / run.passed[told].sum()))
     found = figures.energy_figures(run.ticks, run.meta, run.window, tokens)
     run.energy = found.source
     for name, reading in found.readings.items():

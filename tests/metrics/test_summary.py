@@ -101,6 +101,13 @@ def test_steps_that_are_not_in_the_log_took_energy_for_their_tokens_too() -> Non
     assert value(sparse, "tokens_per_s") == pytest.approx(2048.0)
 
 
+def test_lines_that_do_not_tell_their_tokens_do_not_make_the_others_dearer() -> None:
+    table, ticks = columns(STEP), gpu_ticks()
+    cost = value(summarise(meta(vendor="nvidia"), table, ticks), "energy_per_token_j")
+    table["tokens"][50:100] = np.nan
+    assert value(summarise(meta(vendor="nvidia"), table, ticks), "energy_per_token_j") == pytest.approx(cost)
+
+
 def test_iterations_that_are_not_in_the_log_are_counted() -> None:
     table = {name: np.delete(column, [3, 4, 190]) for name, column in columns(np.full(200, 0.5)).items()}
     for more, missing in (({"total": 200}, 3), ({"total": 210}, 13), ({"total": 210, "state": "FAILED"}, 3)):
