@@ -7,7 +7,6 @@ What a server sends is not trusted: a line that is not of the schema changes not
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any, TypeGuard
 MOST_DEVICES = 1024
 _MOST_FIELDS = 64
 _MOST_ERRORS = 100
+_MOST = 1e18  # of any unit: one server's nonsense must not push the columns of all off the screen
 # What stands in a sample and is no value of it; the last ones only where it is a mean over several.
 _APART = frozenset({"index", "stale_s", "energy_at", "min", "max", "num", "first"})
 
@@ -148,13 +148,10 @@ _ACTS = {
 
 
 def number(value: Any) -> float | None:
-    """A finite number as float; None for everything else, bool among it."""
+    """A number that a sensor or a clock can have as float; None for everything else, bool among it."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if -_MOST < value < _MOST else None
 
 
 def _whole(value: Any) -> TypeGuard[int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cockpit.core.gpu import MOST_DEVICES, MachineNow
+from cockpit.core.gpu import MOST_DEVICES, MachineNow, number
 
 HELLO = {
     "type": "hello",
@@ -109,3 +110,8 @@ def test_no_line_whatever_it_holds_does_harm(lines: list[dict[str, Any]]) -> Non
         assert device.index >= 0
         for known in device.values.values():
             assert found.age_s(known, 0.0) >= 0
+
+
+@pytest.mark.parametrize("value", [1e300, -1e18, 10**400, float("nan"), float("-inf"), True, "5", [5]])
+def test_what_no_sensor_can_say_is_not_known(value: object) -> None:
+    assert number(value) is None
