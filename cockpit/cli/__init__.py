@@ -40,11 +40,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
-            raise
+            return _broken_off(error)
         _drop_output()
         sys.stderr.write("ekvi-cockpit: the output cannot be written: no space left where it goes.\n")
         return int(Exit.USAGE)
+    except Exception as error:  # noqa: BLE001  whatever it is, what it says may hold a secret
+        return _broken_off(error)
     return code
+
+
+def _broken_off(error: Exception) -> int:
+    """An error of ours: a sentence here, its traceback without secrets in a file."""
+    from cockpit.core import crash
+
+    sys.stderr.write(crash.message(error, crash.write_report(error), what="the command"))
+    return int(Exit.RUN_FAILED)
 
 
 def _any_text() -> None:

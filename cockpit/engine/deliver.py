@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cockpit.core.crash import conceal
 from cockpit.core.errors import ConfigError, LaunchRefused
 from cockpit.core.records import ServerSpec
 
@@ -35,10 +36,13 @@ class Archive:
 
 def secret(name: str) -> str | None:
     """A secret's value from this process's environment; a Hugging Face token also from the user's own file."""
-    for known in (name, *HF_TOKENS) if name in HF_TOKENS else (name,):
-        if value := os.environ.get(known):
-            return value
-    return _hf_file() if name in HF_TOKENS else None
+    names = (name, *HF_TOKENS) if name in HF_TOKENS else (name,)
+    value = next((found for known in names if (found := os.environ.get(known))), None)
+    if value is None and name in HF_TOKENS:
+        value = _hf_file()
+    if value is not None:
+        conceal(value)
+    return value
 
 
 def _hf_file() -> str | None:

@@ -304,7 +304,7 @@ def open_screen(
     if app.refusal is not None:
         raise app.refusal
     if app.crash is not None:
-        from cockpit.tui import crash
+        from cockpit.core import crash
 
         group = app.feed.info.group if app.feed.info and app.feed.info.live else None
         sys.stderr.write(crash.message(app.crash, crash.write_report(app.crash), group))

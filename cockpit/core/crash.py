@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+
+from cockpit.core.text import printable
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 _PATTERNS = (
@@ -22,13 +25,22 @@ _PATTERNS = (
     ),
 )
 _SHORTEST = 6  # characters of a value in the environment that is taken for a secret
+_concealed: set[str] = set()
+
+
+def conceal(value: str) -> None:
+    """Take `value`, a secret that was read, out of whatever `redact` sees from now on, whatever it looks like."""
+    _concealed.update(v for v in (value, repr(value)[1:-1], json.dumps(value)[1:-1]) if v)
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """`text` without anything that looks like a secret: values of such variables, tokens, passwords in addresses."""
+    """`text` without secrets that were read, and without what looks like one.
+
+    That are values of variables with such names, tokens, and passwords in addresses.
+    """
     values = (os.environ if environment is None else environment).items()
     secrets = {v for k, v in values if _SECRET_NAME.search(k) and len(v) >= _SHORTEST}
-    for secret in sorted(secrets, key=len, reverse=True):
+    for secret in sorted(secrets | _concealed, key=len, reverse=True):
         text = text.replace(secret, "***")
     for pattern, instead in _PATTERNS:
         text = pattern.sub(instead, text)
@@ -55,10 +67,12 @@ def write_report(error: BaseException) -> Path | None:
     return path
 
 
-def message(error: BaseException, path: Path | None, group: str | None) -> str:
-    """What is printed instead of a traceback."""
+def message(error: BaseException, path: Path | None, group: str | None = None, *, what: str = "the screen") -> str:
+    """What is printed instead of a traceback; `what` broke off, `group` goes on without it."""
     first = redact(str(error)).strip().splitlines()
-    text = f"ekvi-cockpit: the screen broke off ({type(error).__name__}{': ' + first[0][:200] if first else ''})."
+    text = (
+        f"ekvi-cockpit: {what} broke off ({type(error).__name__}{': ' + printable(first[0][:200]) if first else ''})."
+    )
     if group:
         text += f"\nThe group goes on without it: `ekvi-cockpit attach {group}` follows it."
     return text + (f"\nDetails, without secrets: {path}" if path else "") + "\n"

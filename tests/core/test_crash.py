@@ -6,7 +6,8 @@ import stat
 
 import pytest
 
-from cockpit.tui.crash import message, redact, write_report
+from cockpit.core import crash
+from cockpit.core.crash import conceal, message, redact, write_report
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,13 @@ def test_the_report_is_private_and_without_locals() -> None:
     assert str(path) in said
     assert "attach 20260131-g" in said
     assert "hf_0123" not in said
+
+
+def test_a_secret_that_was_read_is_taken_out_whatever_it_looks_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crash, "_concealed", set())
+    value = 'it\'s plain\nand "quoted"'
+    conceal(value)
+    conceal("")
+    said = redact(f"{value} {value!r} {value.encode()!r}", {})
+    assert "plain" not in said
+    assert said.count("***") == 3
