@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cockpit.core.gpu import DeviceNow, Known, MachineNow, number
@@ -14,8 +15,13 @@ if TYPE_CHECKING:
 NONE = "n/a"
 _OLD_S = 15.0  # the slowest field is read every ten seconds: what is older is marked with its age
 _GIB = 2**30
+_UNIT = re.compile(r"(?<=\d) (?=[%°A-Za-z])")  # what parts a figure from its unit
 _STYLE = {"live": "green", "connecting": "dim", "away": "yellow", "refused": "bold red", "ended": "dim"}
 _WIDE, _WIDER = 100, 124
+_NAME_LEAST = 12
+_BETWEEN = 2
+_SPARE = ("age", "ecc", "energy", "dram", "tensor", "clock", "throttle", "memory")  # the first to go
+_SHORT, _LONG = 18, 24  # letters of a model
 
 
 class Shown(Protocol):
@@ -29,27 +35,51 @@ class Shown(Protocol):
 
 def table(machines: Sequence[Shown], now: float, width: int) -> Table:
     """A table of at most `width` columns at the moment `now` (the clock that `MachineNow.take` was given, s)."""
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    grid = Table(box=None, pad_edge=False, expand=False, header_style="bold")
     heads = _heads(width)
+    rows = [(*name, row) for machine in machines for name, row in _rows(machine, now, heads)]
+    heads, room = _fitting(heads, rows, width)
+    grid = Table(box=None, pad_edge=False, expand=False, header_style="bold")
     for head in heads:
-        name = head == "server"
         right = head not in {"server", "gpu", "throttle"}
-        grid.add_column(
-            head, justify="right" if right else "left", no_wrap=True, overflow="ellipsis" if name else "fold"
-        )
-    for machine in machines:
-        label = escape(printable(machine.name))
-        if machine.state != "live":
-            label = f"{label} [{_STYLE.get(machine.state, 'dim')}]{machine.state}[/]"
-        rows = [_device(machine.now, device, now, heads) for device in machine.now.each()] or [
-            _host(machine.now, now, heads)
-        ]
-        for i, row in enumerate(rows):
-            grid.add_row(label if i == 0 else "", *(escape(row.get(head, "")) for head in heads[1:]))
+        grid.add_column(head, justify="right" if right else "left", no_wrap=True)
+    for name, state, row in rows:
+        label = Text(_middle(name, room - len(state) - 1 if state else room))
+        label.append(f" {state}" if state else "", _STYLE.get(state, "dim"))
+        grid.add_row(label, *(Text(row.get(head, "")) for head in heads[1:]))
     return grid
+
+
+def _rows(machine: Shown, now: float, heads: Sequence[str]) -> list[tuple[tuple[str, str], dict[str, str]]]:
+    """A row a GPU, else one: (name, state where it is not live), the cells by their heads."""
+    first = (printable(machine.name), "" if machine.state == "live" else machine.state)
+    cells = [_device(machine.now, device, now, heads) for device in machine.now.each()]
+    return [(("", "") if i else first, row) for i, row in enumerate(cells or [_host(machine.now, now, heads)])]
+
+
+def _fitting(
+    heads: list[str], rows: Sequence[tuple[str, str, Mapping[str, str]]], width: int
+) -> tuple[list[str], int]:
+    """The heads for which there is room, and how much of it is the name's: no figure is ever cut."""
+    from rich.cells import cell_len
+
+    name = max((len(f"{name} {state}".rstrip()) for name, state, _ in rows), default=0)
+    wide = {head: max([len(head), *(cell_len(row.get(head, "")) for *_, row in rows)]) + _BETWEEN for head in heads}
+    for gone in _SPARE:
+        if sum(wide[head] for head in heads[1:]) + min(name, _NAME_LEAST) <= width:
+            break
+        heads = [head for head in heads if head != gone]
+    return heads, max(_NAME_LEAST, width - sum(wide[head] for head in heads[1:]))
+
+
+def _middle(text: str, room: int) -> str:
+    """Shortened in the middle: names of servers differ at their ends."""
+    if len(text) <= room:
+        return text
+    tail = max(0, room - 1) // 2
+    return f"{text[: max(0, room - 1 - tail)]}…{text[len(text) - tail :]}"
 
 
 def plain(machine: Shown, now: float) -> list[str]:
@@ -58,10 +88,15 @@ def plain(machine: Shown, now: float) -> list[str]:
         return [f"{printable(machine.name)}: {machine.state}{f': {printable(machine.why)}' if machine.why else ''}"]
     heads = _heads(_WIDER)
     rows = [_device(machine.now, d, now, heads) for d in machine.now.each()] or [_host(machine.now, now, heads)]
-    return [
-        " ".join([printable(machine.name), *(f"{h}={row[h].replace(' ', '')}" for h in heads[1:] if row.get(h))])
-        for row in rows
-    ]
+    return [" ".join([printable(machine.name), *_pairs(row)]) for row in rows]
+
+
+def _pairs(row: Mapping[str, str]) -> Iterator[str]:
+    """A row as words without spaces: `gpu=0 model=NVIDIA_H200 util=97% temp=71°C_mem`."""
+    index, _, model = row.get("gpu", "").partition(" ")
+    for head, text in {"gpu": index, "model": model, **{h: t for h, t in row.items() if h != "gpu"}}.items():
+        if text:
+            yield f"{head}={_UNIT.sub('', text).replace(' ', '_')}"
 
 
 def words(machine: Shown) -> list[str]:
@@ -78,7 +113,8 @@ def words(machine: Shown) -> list[str]:
     sources = (now.hello or {}).get("sources")
     if now.hello is not None and not now.devices and isinstance(sources, list) and sources:
         fates = [f"{s.get('name')}: {s.get('text')}" for s in sources if isinstance(s, dict) and s.get("text")]
-        found += [f"{machine.name}: no GPU values. {'; '.join(fates)}"] if fates else []
+        told = "; ".join(fates) or f"{now.hello.get('backend')} knows none of the chosen GPUs"
+        found.append(f"{machine.name}: no GPU values. {told}")
     return [printable(text) for text in found]
 
 
@@ -131,9 +167,11 @@ def _host(now: MachineNow, at: float, heads: Sequence[str]) -> dict[str, str]:
 def _label(device: DeviceNow, *, short: bool) -> str:
     model = device.identity.get("model")
     partition = device.identity.get("partition")
-    name = printable(str(model))[:18] if model else ""
+    name = printable(str(model)) if model else ""
     if short:
         name = name.removeprefix("NVIDIA ").removeprefix("AMD ").removeprefix("Instinct ")
+    most = _SHORT if short else _LONG
+    name = name if len(name) <= most else f"{name[: most - 1]}…"  # a MI300X must not read as an MI300
     return f"{device.index}{f'.{partition}' if partition is not None else ''} {name}".rstrip()
 
 

@@ -62,6 +62,30 @@ def test_a_row_a_gpu_fits_the_terminal(width: int) -> None:
     assert max(len(line) for line in text.splitlines()) <= width
 
 
+@pytest.mark.parametrize(("name", "width"), [("left", 50), ("nvidia-h200-node-eu-west-01", 80), ("left", 66)])
+def test_where_it_is_narrow_columns_go_and_no_figure_is_cut(name: str, width: int) -> None:
+    old = tick(31, {"index": 0, "util": 0.5})
+    row = shown(Machine(name).take(HELLO, tick(1, FULL), old), width, 0.0).splitlines()[1]
+    assert "50 %" in row
+    assert "412 W (30 s old)" in row
+    assert "71 °C mem" in row
+    assert row.split()[0].endswith(name[-3:]), "servers differ at their ends"
+    for cell in ("75.0/150 GiB", "1755 MHz"):
+        assert cell in row or cell[:4] not in row
+    assert len(row) <= width
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "says"),
+    [("AMD Instinct MI300X", 80, "0 MI300X "), ("AMD Instinct MI300X OAM", 130, "MI300X OAM "),
+     ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 130, "NVIDIA RTX PRO 6000 Bla…")],
+)  # fmt: skip
+def test_a_model_is_not_cut_into_another(model: str, width: int, says: str) -> None:
+    assert says in shown(
+        Machine().take({"type": "hello", "devices": [{"index": 0, "model": model}]}, tick(1, FULL)), width
+    )
+
+
 def test_what_is_not_known_is_said_and_is_not_zero() -> None:
     row = shown(Machine().take(HELLO, tick(1, {"index": 1, "util": None}))).splitlines()[2]
     assert "n/a" in row
@@ -90,7 +114,8 @@ def test_names_of_a_server_move_no_cursor_and_are_no_markup() -> None:
 def test_a_pipe_gets_a_line_a_gpu() -> None:
     machine = Machine().take(HELLO, tick(1, FULL, {"index": 1}))
     first, second = sensors.plain(machine, 0.0)
-    assert first.startswith("left gpu=0NVIDIAH200 util=97%")
+    assert first.startswith("left gpu=0 model=NVIDIA_H200 util=97% memory=75.0/150GiB")
+    assert "temp=71°C_mem" in first.split()
     assert "power=n/a" in second
     assert sensors.plain(Machine(state="away", why="it does not answer."), 0.0) == ["left: away: it does not answer."]
 
@@ -99,6 +124,11 @@ def test_a_machine_without_sensors_says_what_was_tried() -> None:
     sources = [{"name": "nvml", "ok": False, "text": "libnvidia-ml.so.1 is not there"}]
     (text,) = sensors.words(Machine().take({"type": "hello", "devices": [], "sources": sources}))
     assert text == "left: no GPU values. nvml: libnvidia-ml.so.1 is not there"
+
+
+def test_gpus_that_are_not_there_are_said() -> None:
+    hello = {"type": "hello", "backend": "nvml", "devices": [], "sources": [{"name": "nvml", "ok": True}]}
+    assert sensors.words(Machine().take(hello)) == ["left: no GPU values. nvml knows none of the chosen GPUs"]
 
 
 def test_a_clock_that_is_off_is_told_and_one_within_its_error_is_not() -> None:

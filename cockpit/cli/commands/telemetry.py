@@ -198,8 +198,11 @@ class _Plain(_Base):
         self._next: dict[str, float] = {}
 
     def show(self, machine: Machine, line: Mapping[str, Any]) -> None:
-        from cockpit.report.sensors import plain
+        from cockpit.report.sensors import plain, words
 
+        if line.get("type") == "hello":
+            for text in words(machine):
+                self.say(text)
         now = time.monotonic()
         if line.get("type") != "tick" or now < self._next.get(machine.name, 0.0):
             return
