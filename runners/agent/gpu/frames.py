@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple, Union
 
 MOST_BY = 4 << 20  # a frame without end must not fill the agent's memory
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -104,27 +104,33 @@ class Reader:
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are whole now. Raises FrameError."""
-        rest = self._rest + data if self._rest else data
-        while True:
-            head, mark, after = rest.partition(b"\n")
-            if not mark:
-                break
+        lines = ((self._rest + data) if self._rest else data).split(b"\n")
+        at, whole = 0, len(lines) - 1
+        while at < whole:
+            head = lines[at]
             try:
                 if head[:2] != b"T ":
                     yield _small(head)
-                else:
-                    words = head.split(b" ")
-                    lines = after.split(b"\n", int(words[4]))
-                    if len(lines) <= int(words[4]):
-                        break
-                    after = lines.pop()
-                    yield Tick(int(words[1]), int(words[2]), int(words[3]), _devices(lines))
-            except (ValueError, IndexError, TypeError) as error:
+                    at += 1
+                    continue
+                mono, wall, late, count = _stamps(head)
+                if at + count >= whole:
+                    break
+                yield Tick(mono, wall, late, _devices(lines[at + 1 : at + 1 + count]))
+            except (ValueError, TypeError) as error:
                 raise FrameError("%r is no frame" % head[:80]) from error
-            rest = after
-        if len(rest) > MOST_BY:
+            at += 1 + count
+        self._rest = b"\n".join(lines[at:])
+        if len(self._rest) > MOST_BY:
             raise FrameError("a frame is longer than %d bytes" % MOST_BY)
-        self._rest = rest
+
+
+def _stamps(head: bytes) -> Tuple[int, int, int, int]:
+    """Both times, how many grid points were passed over, how many devices follow."""
+    mono, wall, late, count = map(int, head[2:].split(b" "))
+    if late < 0 or count < 0:
+        raise ValueError(head)
+    return mono, wall, late, count
 
 
 def _devices(lines: List[bytes]) -> Dict[int, bytes]:
@@ -145,8 +151,18 @@ def _small(head: bytes) -> Frame:
     if kind in (b"H", b"E"):
         obj = json.loads(body)
         if isinstance(obj, dict):
-            return Hello(obj) if kind == b"H" else Err(obj)
+            return Hello(_checked(obj)) if kind == b"H" else Err(obj)
     raise ValueError(head)
+
+
+def _checked(about: Dict[str, Any]) -> Dict[str, Any]:
+    """What the agent relies on; else ValueError."""
+    hz, devices = about.get("hz"), about.get("devices")
+    if isinstance(hz, bool) or not isinstance(hz, (int, float)) or not 0 < hz < 1e6 or not isinstance(devices, list):
+        raise ValueError(about)
+    if not all(isinstance(device, dict) and isinstance(device.get("index"), int) for device in devices):
+        raise ValueError(about)
+    return about
 
 
 class Writer:
