@@ -24,6 +24,19 @@ _NOISE = re.compile(r"Run '|See '|WARNING|Error: failed to start containers|time
 _PREFIX = re.compile(r"^(docker: |Error: |Error response from daemon: )+")
 
 
+# What runc, crun and their engines say of a limit that they may not raise, by number or by name.
+_RLIMIT = re.compile(r"(?:setting rlimit type (\d+)|RLIMIT_([A-Z]+))", re.IGNORECASE)
+_LIMITS = {0: "cpu", 1: "fsize", 2: "data", 3: "stack", 4: "core", 5: "rss", 6: "nproc", 7: "nofile", 8: "memlock"}
+
+
+def _limit(words: str) -> Optional[str]:
+    """The ulimit that an engine's complaint is about, or None."""
+    found = _RLIMIT.search(words)
+    if found is None or not _HOPELESS.search(words):
+        return None
+    return found.group(2).lower() if found.group(2) else _LIMITS.get(int(found.group(1)))
+
+
 class EngineAway(Exception):
     """The engine gave no answer to the point; `hopeless` where asking again will not help."""
 
@@ -49,7 +62,15 @@ class Answer(NamedTuple):
         """The engine's complaint in one line."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         told = [line for line in lines if not _NOISE.match(line)] or lines
-        return _PREFIX.sub("", told[-1]).rstrip(".") if told else "exit status %d" % self.rc
+        said = _PREFIX.sub("", told[-1]).rstrip(".") if told else "exit status %d" % self.rc
+        limit = _limit(self.err)
+        if limit is None:
+            return said
+        return "it may not set the limit %s. Leave that out: launcher.ulimits.%s=null. It says: %s" % (
+            limit,
+            limit,
+            said,
+        )
 
 
 class Seen(NamedTuple):

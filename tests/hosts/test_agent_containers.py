@@ -64,9 +64,10 @@ def test_a_container_is_a_run_and_nothing_of_it_is_left(dock: Dock) -> None:
         (["/etc"], {}, 126, None, "a command cannot be executed in the container"),
         (["true"], {"image": "ekvi-test/none:1"}, 125, None, "the container could not be made: "),
         (["true"], {"flags": ("--device", "/dev/no-such")}, 125, None, "the container could not be started: "),
+        (["true"], {"flags": ("--ulimit", "memlock=-1")}, 125, None, "Leave that out: launcher.ulimits.memlock=null"),
         (["true"], {"flags": ("--entrypoint", "/bin/none")}, 127, None, "the container could not be started: "),
     ],
-    ids=["code", "signal", "not-found", "not-a-program", "no-image", "no-device", "no-shell"],
+    ids=["code", "signal", "not-found", "not-a-program", "no-image", "no-device", "no-limit", "no-shell"],
 )
 def test_how_it_ended_is_told(
     dock: Dock, argv: list[str], more: dict[str, Any], code: int | None, number: int | None, words: str
