@@ -44,6 +44,19 @@ async def test_header_charts_runs_and_log_tell_of_both_servers() -> None:
         assert "iteration 60/ 120" in text
 
 
+async def test_after_the_last_step_no_time_is_left_that_nobody_knows() -> None:
+    script = Script(planned(repeats=1))
+    async with screen(script) as (app, pilot):
+        await until(pilot, "duel-local")
+        _train(script, "left", 1, 120, done=True)
+        _train(script, "right", 1, 60)
+        await until(pilot, "ETA 0:0")
+        for step in range(61, 121):
+            script.iteration(script.name("right", 1), step, 6.0)
+        await until(pilot, "finishing")
+        assert "ETA" not in shown(app)
+
+
 async def test_the_newest_repeat_is_bright_and_earlier_ones_are_named() -> None:
     script = Script()
     async with screen(script) as (app, pilot):

@@ -85,7 +85,10 @@ class Header(Panel):
         if share is not None:
             parts += [(f" {share:.0%}", plain)]
         parts += [("  elapsed ", muted), (words.clock(feed.elapsed_s()), plain)]
-        parts += [("  ETA ", muted), (f"{words.clock(self._eta())} ", plain)]
+        left = self._eta()
+        if left is not None and left < 1:  # the last step is done: what comes after it has no known length
+            return [*parts, ("  finishing ", muted)]
+        parts += [("  ETA ", muted), (f"{words.clock(left)} ", plain)]
         return parts
 
     def _eta(self) -> float | None:
