@@ -121,11 +121,12 @@ def _shown(values: Sequence[float]) -> dict[str, Any]:
 def _judged(judged: Judged, sides: Sequence[Side], values: dict[str, list[float]], within: float) -> dict[str, Any]:
     """Ratio, verdict, why and needs_runs: of the second side, or of several against the first.
 
-    Several sides give several chances of a false verdict, so each interval is widened by Bonferroni's rule; `ratio`
-    then is that of the side that the verdict speaks of, named by its `side`, and `against` has them all.
+    Several sides give several chances of a false verdict, so each interval is widened by Bonferroni's rule, for as
+    many of them as can be judged (`_chances`). `ratio` then is that of the side that the verdict speaks of, named by
+    its `side`, and `against` has them all.
     """
     first, others = sides[0], sides[1:]
-    confidence = 1 - (1 - interval.CONFIDENCE) / len(others)
+    confidence = 1 - (1 - interval.CONFIDENCE) / _chances(sides)
     pairs = {
         other.name: _explained(
             judge(
@@ -308,8 +309,18 @@ def _mere_name(key: str) -> bool:
 
 def _method(sides: Sequence[Side]) -> str:
     text = "cautious Welch's t on the logarithms of the runs' values, 95 %; one value a run"
-    others = len(sides) - 1
-    return f"{text}; widened for {others} comparisons (Bonferroni)" if others > 1 else text
+    chances = _chances(sides)
+    return f"{text}; widened for {chances} comparisons (Bonferroni)" if chances > 1 else text
+
+
+def _chances(sides: Sequence[Side]) -> int:
+    """How many comparisons with the first side there are that could err, 1 at least.
+
+    A side of which no run succeeded is judged by nothing, so it can give no false verdict and widens no interval. One
+    with a single run counts: its verdict may only wait for more. The same for every metric, also where one is not
+    known for a side: that can only widen.
+    """
+    return max(1, sum(1 for side in sides[1:] if side.counted))
 
 
 def _published(sides: Sequence[Side]) -> list[dict[str, Any]]:

@@ -215,6 +215,19 @@ def test_three_sides_are_held_against_the_first_with_wider_intervals() -> None:
     assert found["ratio"]["ci95"][1] > alone["ratio"]["ci95"][1]
 
 
+def test_a_side_of_which_no_run_succeeded_widens_no_interval() -> None:
+    a, b = side("a", [1000, 1003, 997]), side("b", [1100, 1103, 1097])
+    never = Side("c", [RunFacts("c.r1", {}, {"state": "CANCELLED", "reason": "not launched: refused"})])
+    found = compare([a, b, never])
+    alone = duel([1000, 1003, 997], [1100, 1103, 1097])
+    assert metric(found)["against"]["b"]["ci95"] == alone["ratio"]["ci95"]
+    assert metric(found)["against"]["c"]["verdict"] == "insufficient_runs"
+    assert "Bonferroni" not in found["method"]
+    third = compare([a, b, side("d", [1100, 1103, 1097]), never])
+    assert "widened for 2 comparisons" in third["method"]
+    assert metric(third)["against"]["b"]["ci95"][0] < alone["ratio"]["ci95"][0]
+
+
 def test_the_first_of_three_is_best_only_where_it_beats_both() -> None:
     best = [side("a", [1100, 1103, 1097]), side("b", [1002, 1005, 999]), side("c", [1000, 1003, 997])]
     assert metric(compare(best))["verdict"] == "a_better"
