@@ -131,10 +131,10 @@ def matches(path: str, patterns: Sequence[str]) -> bool:
 def bad_name(path: str) -> bool:
     """Whether a server's name for a file would lead out of the folder, or be no name to show."""
     try:
-        os.fsencode(path)
+        shown = os.fsencode(path).decode(errors="replace")  # bytes that are no text are a name all the same
     except UnicodeEncodeError:  # half a character, as JSON may spell it
         return True
-    return path.startswith("/") or printable(path) != path or "\n" in path or "\t" in path or any(
+    return path.startswith("/") or printable(shown) != shown or "\n" in path or "\t" in path or any(
         part in ("", ".", "..") for part in path.split("/")
     )  # fmt: skip
 
