@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
+from .base import AgentError
 from .gpu.choose import vendor_of
 from .gpu.watch import Wanted, Watch
 from .hostread import CpuSource
@@ -71,9 +72,28 @@ def _sampler(hz: float, about: Optional[Wanted], opener: Callable[[str, Dict[str
     return Sampler(CpuSource(), hz, os.urandom(6).hex(), opener, watch=watch, say=_say)
 
 
+class _SaidTicks(PlainTicks):
+    """A file, and a sentence for whoever started it: what it gets."""
+
+    def hello(self, hello: Dict[str, Any]) -> None:
+        super().hello(hello)
+        count, tried = len(hello["devices"]), [s for s in hello["sources"] if s.get("text")]
+        if count:
+            _say("%d GPU%s by %s, %g samples a second" % (count, "s" * (count != 1), hello["backend"], hello["hz"]))
+        elif hello["sources"]:
+            why = "; ".join("%s: %s" % (s["name"], s["text"]) for s in tried) or "none of them was chosen"
+            _say("No GPU is sampled. %s" % why)
+        else:
+            _say("No GPU was looked for: the machine's own values, %g samples a second" % hello["hz"])
+
+
 def sample(path: str, hz: float, about: Optional[Wanted], seconds: Optional[float], stop: threading.Event) -> None:
-    """Sample into one file until `stop` is set or `seconds` are over."""
-    sampler = _sampler(hz, about, PlainTicks)
+    """Sample into one file until `stop` is set or `seconds` are over; what is sampled is said on stderr."""
+    try:  # later a file that cannot be written is waited for: a disk may be full for a while
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise AgentError("--out %s cannot be written: %s." % (path, error.strerror)) from None
+    sampler = _sampler(hz, about, _SaidTicks)
     sampler.activate({path: about.gpus if about is not None else None})
     sampler.start()
     stop.wait(seconds)

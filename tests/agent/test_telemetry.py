@@ -194,3 +194,13 @@ def test_sample_ends_by_itself_and_refuses_a_senseless_rate(desk: Desk, tmp_path
     refused = desk.call("sample", "--out", out, "--hz", "0")
     assert refused.returncode == 1
     assert b"--hz must lie in" in refused.stderr
+
+
+def test_sample_says_what_it_samples_and_refuses_a_file_that_cannot_be(desk: Desk, tmp_path: Path) -> None:
+    done = desk.call("sample", "--out", str(tmp_path / "t.jsonl"), "--vendor", "cpu", "--seconds", "0.1")
+    assert done.stderr.decode() == "No GPU was looked for: the machine's own values, 2 samples a second\n"
+    assert (tmp_path / "t.jsonl").stat().st_mode & 0o777 == 0o600
+    out = tmp_path / "missing" / "t.jsonl"
+    refused = desk.call("sample", "--out", str(out), "--vendor", "cpu", "--seconds", "0.1")
+    assert refused.returncode == 1
+    assert refused.stderr.decode() == f"--out {out} cannot be written: No such file or directory.\n"

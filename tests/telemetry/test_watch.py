@@ -171,7 +171,7 @@ def test_in_a_pipe_it_is_a_line_a_second_for_each_gpu(driver: FakeNvml) -> None:
     lines = done.stdout.splitlines()
     assert 2 <= len(lines) <= 6
     assert re.match(r"\d\d:\d\d:\d\d gpus gpu=0", lines[0])
-    assert any("power=433W" in line and "temp=68°Cmem" in line for line in lines)
+    assert any("power=433W" in line and "temp=68°C_mem" in line for line in lines)
 
 
 # -- alarms
