@@ -288,6 +288,8 @@ def test_a_run_stalls_only_where_no_node_prints(nodes: Nodes) -> None:
     a, b = nodes.queue(["r1"], env={"FAIL_b": "0"}, stall_after_s=1.5).desks
     agents = [desk.work_here() for desk in (a, b)]
     nodes.both_began()
+    for desk in (a, b):
+        desk.wait_state("r1", "RUNNING")
     spool, end = b.run_dir("r1") / "spool.log", time.monotonic() + 3
     pid = nodes.child(1).pid
     assert spool.exists()
