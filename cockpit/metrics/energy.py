@@ -26,7 +26,7 @@ _PURE = 0.01  # of the energy: less from the other source does not make it a mix
 _APART = 0.1  # counter and power that differ by more in sum are told
 _IDLE_S = 1.0  # the least that makes a baseline
 _MOSTLY = 0.9  # of the time: a mean of less says so
-_SCOPES = {"gpu": "GPU sockets", "package": "GPU packages", "gpu+package": "GPU sockets and packages"}
+_SCOPES = {"gpu": "GPUs", "package": "GPU packages", "gpu+package": "GPUs and GPU packages"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,9 @@ class Energy:
             "integrated": "integrated power",
             "mixed": f"counter {100 * share:.0f} % and integrated power {100 * (1 - share):.0f} %",
         }[self.src or "integrated"]
-        off = f", within {self.error_j:.2g} J" if self.error_j > 1e-3 * abs(self.joules) else ""
-        return Reading(self.joules, "; ".join((f"scope: {self.words}, {by}{off}", *self.doubts)))
+        off = self.error_j / abs(self.joules) if self.joules else 0.0  # a share: it holds of joules a token too
+        known = f", within {100 * off:.{2 if off < 0.1 else 3}g} %" if off > 1e-3 else ""
+        return Reading(self.joules, "; ".join((f"scope: {self.words}, {by}{known}", *self.doubts)))
 
     def to_json(self) -> dict[str, Any]:
         """For the summary: what a comparison must know of it."""

@@ -206,6 +206,11 @@ def _events(sides: Sequence[Side]) -> list[Difference]:
     return _per_side(sides, "gpu.events", "warning", "a driver reported errors of a GPU during a run", told, "none")
 
 
+_KINDS = (
+    "instant and avg1s are a board's power, now or over a second; socket is without what the board around it loses"
+)
+
+
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
@@ -223,7 +228,7 @@ def _power(sides: Sequence[Side]) -> list[Difference]:
     for key, name, severity, why in (
         ("power.scope", "scope", "warning", "energy and power are measured in another place"),
         ("energy.src", "src", "warning", "energy is counted by the sensor or integrated from power: they may part"),
-        ("power.kind", "power_kind", "info", "power is the moment's or a mean"),
+        ("power.kind", "power_kind", "info", _KINDS),
     ):
         found = {s.name: _measured(s, name) for s in sides}
         known = [v for v in found.values() if v]

@@ -81,7 +81,7 @@ def _parity(comparison: Mapping[str, Any]) -> list[str]:
         [
             d["severity"],
             f"{_safe(d['key'])}",
-            *(_safe(numbers.values(d["values"].get(n))) for n in names),
+            *(_safe(numbers.values(d["key"], d["values"].get(n))) for n in names),
             _safe(d["why"]),
         ]
         for d in found

@@ -81,12 +81,14 @@ def _percent(ratio: float) -> str:
     return f"{value:+.{2 if size < 1 else 1 if size < 20 else 0}f}"
 
 
-def values(found: object) -> str:
+def values(key: str, found: object) -> str:
     """A difference's value on one side, as a person writes it."""
     if found is None:
         return "not recorded"
     if isinstance(found, bool):
         return str(found).lower()
+    if isinstance(found, (int, float)) and key == "throttling":
+        return f"{100 * found:.{0 if found >= 0.1 else 1}f} % of the time"
     if isinstance(found, float):
         return f"{found:g}"
     text = str(found)

@@ -54,6 +54,7 @@ def summary_text(summary: Mapping[str, Any], *, width: int | None = None, color:
     counted = f"{it['total']} iterations, {it['warmup_dropped']} dropped as warm-up, {it['steady']} steady"
     parts += [counted, *([Text(it["note"], "dim")] if it.get("note") else [])]
     parts += ["", _metric_table(known) if known else "No figure is known."]
+    parts += _by_note("Notes", known)
     if summary["state"] == "SUCCEEDED":
         return _render([*parts, *_unknown(metrics)], width, color)
     missing = len(metrics) - len(known)
@@ -206,7 +207,7 @@ def _parity(comparison: Mapping[str, Any]) -> list[RenderableType]:
     table = Table.grid(padding=(0, 2, 0, 0))
     for one in shown:
         values = ", ".join(
-            f"{s['name']}: {numbers.values(one['values'].get(s['name']))}" for s in comparison["sides"]
+            f"{s['name']}: {numbers.values(one['key'], one['values'].get(s['name']))}" for s in comparison["sides"]
         )
         said = Text.assemble((one["key"], "bold"), f"  {values}", (f" ({one['why']})", "dim"))
         table.add_row(Text(one["severity"], _SEVERITY[one["severity"]]), said)
@@ -250,27 +251,26 @@ def _metric_table(known: Mapping[str, Mapping[str, Any]]) -> Table:
         ("unit", "left"),
         ("95 % in the run", "right"),
         ("n", "right"),
-        ("", "left"),
     )
     for name, metric in known.items():
         n = "" if metric["n"] is None else f"{metric['n']:,}"
         span = numbers.span(name, metric["ci95"])
         shown = numbers.number(name, metric["value"])
-        table.add_row(
-            name, shown, numbers.unit(name, metric["unit"]), span, n, _two("", metric["note"] or "").plain.strip()
-        )
+        table.add_row(name, shown, numbers.unit(name, metric["unit"]), span, n)
     return table
 
 
 def _unknown(metrics: Mapping[str, Mapping[str, Any]]) -> list[RenderableType]:
-    """Unknown figures grouped by their reason."""
+    return _by_note("Not known", {n: {"note": str(m["note"])} for n, m in metrics.items() if m["value"] is None})
+
+
+def _by_note(head: str, metrics: Mapping[str, Mapping[str, Any]]) -> list[RenderableType]:
+    """Names of figures grouped by what is to be said of them: how each was taken, or why it is not known."""
     from rich.text import Text
 
-    reasons: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = {}
     for name, metric in metrics.items():
-        if metric["value"] is None:
-            reasons.setdefault(str(metric["note"]), []).append(name)
-    if not reasons:
-        return []
-    lines = [Text.assemble((", ".join(names), ""), (f": {why}", "dim")) for why, names in reasons.items()]
-    return ["", Text("Not known", "bold"), *lines]
+        if metric["note"]:
+            notes.setdefault(str(metric["note"]), []).append(name)
+    lines = [Text.assemble((", ".join(names), ""), (f": {note}", "dim")) for note, names in notes.items()]
+    return ["", Text(head, "bold"), *lines] if lines else []

@@ -240,14 +240,26 @@ def test_a_mean_of_half_of_the_time_says_so() -> None:
     half = read_ticks(telemetry(Curve([(400.0, 100.0)]), gaps=[(30.0, 80.0)]))
     told = energy.power_w(half, (START, START + 100))
     assert told.value == pytest.approx(400.0)
-    assert told.note == "scope: GPU sockets, known for 50 % of the time"
-    assert energy.power_w(half, (START, START + 30)).note == "scope: GPU sockets"
+    assert told.note == "scope: GPUs, known for 50 % of the time"
+    assert energy.power_w(half, (START, START + 30)).note == "scope: GPUs"
 
 
 def test_the_cpu_s_energy_is_not_a_gpu_run_s() -> None:
     lines = [hello(vendor="nvidia", backend="none"), *(tick(float(k), host={"power_w": 90.0}) for k in range(9))]
     assert found(lines).why == "no GPU telemetry"
     assert energy.power_w(read_ticks(lines), None).value is None
+
+
+def test_how_far_off_it_may_be_is_a_share_which_holds_of_joules_a_token_too() -> None:
+    def note(error_j: float) -> str:
+        return str(Energy(1000.0, "gpu", "GPUs", counted=1000.0, error_j=error_j).reading().note)
+
+    assert [note(e) for e in (0.9, 13.0, 240.0, 1500.0)] == [
+        "scope: GPUs, counter",
+        "scope: GPUs, counter, within 1.3 %",
+        "scope: GPUs, counter, within 24 %",
+        "scope: GPUs, counter, within 150 %",
+    ]
 
 
 def test_scopes_are_told_as_the_sensors_are() -> None:

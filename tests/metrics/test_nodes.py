@@ -29,7 +29,7 @@ def test_what_adds_up_is_the_sum_of_the_nodes() -> None:
     assert value(summary, "energy_j") == pytest.approx(3000.0 * 114)
     assert value(summary, "energy_warmup_j") == pytest.approx(3000.0 * 5)
     assert value(summary, "energy_per_token_j") == pytest.approx(3000 * 0.5 / 1e6, rel=1e-3)
-    assert note(summary, "power_w") == "2 nodes, each scope: GPU sockets"
+    assert note(summary, "power_w") == "2 nodes, each scope: GPUs"
 
 
 def test_each_node_is_cut_by_its_own_stamps() -> None:

@@ -186,7 +186,7 @@ def test_gpu_figures_follow_from_tokens_flops_and_the_card() -> None:
     assert value(summary, "tokens_per_j") == pytest.approx(2000.0, rel=1e-3)
     assert value(summary, "energy_j") == pytest.approx(1000.0 * 114)
     assert value(summary, "energy_warmup_j") == pytest.approx(1000.0 * 5)
-    assert "GPU sockets" in note(summary, "energy_j")
+    assert "GPUs" in note(summary, "energy_j")
     assert value(summary, "throttled_ratio") == 0.0
 
 

@@ -29,7 +29,7 @@ def counting(watts: float, joules_per_s: float, n: int = 11) -> list[dict[str, A
 def test_energy_comes_from_the_counter() -> None:
     found = energy.energy_j(read_ticks(counting(100.0, 120.0)), None)
     assert found.value == pytest.approx(1200.0)
-    assert found.note == "scope: GPU sockets, counter; the counter of GPU 0 gives 1.20 times the integral of power"
+    assert found.note == "scope: GPUs, counter; the counter of GPU 0 gives 1.20 times the integral of power"
 
 
 def test_energy_of_a_part_is_interpolated_on_the_counter() -> None:

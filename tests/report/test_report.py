@@ -132,6 +132,18 @@ def test_a_summary_shows_what_is_known_and_why_the_rest_is_not() -> None:
     assert all(name in shown for name in UNITS)
 
 
+def test_at_eighty_columns_names_of_figures_are_whole_and_notes_are_said_once() -> None:
+    table = columns(np.full(200, 0.25))
+    ticks = [hello({"index": 0}), *(tick(0.5 * k, {"index": 0, "power_w": 400.0}) for k in range(110))]
+    summary = summarise(meta("g.left.r1", vendor="nvidia"), table, ticks)
+    known = [name for name, found in summary["metrics"].items() if found["value"] is not None]
+    assert "energy_per_token_j" in known
+    lines = summary_text(summary, width=80).splitlines()
+    for name in known:
+        assert any(line.startswith(f"{name} ") for line in lines), name
+    assert "energy_per_token_j, tokens_per_j: scope: GPUs, integrated power" in lines
+
+
 @pytest.mark.parametrize("state", ["CANCELLED", "SUCCEEDED"])
 def test_a_run_without_iterations_is_said_in_lines_and_not_in_reasons(state: str) -> None:
     shown = summary_text(summarise(meta(state=state, vendor="nvidia"), columns([])))
@@ -204,7 +216,10 @@ def test_ratios_and_values_read_as_a_person_writes_them() -> None:
     assert change(None) == "n/a"
     assert relative(None) == "n/a"
     assert relative(0.0123) == "1.2 %"
-    assert values("ab" * 32) == "abababababab…"
-    assert values(None) == "not recorded"
-    assert values(True) == "true"
+    assert values("code", "ab" * 32) == "abababababab…"
+    assert values("code", None) == "not recorded"
+    assert values("code", True) == "true"
+    assert values("throttling", 0.980891) == "98 % of the time"
+    assert values("throttling", 1) == "100 % of the time"
+    assert values("throttling", 0.012) == "1.2 % of the time"
     assert plain(-0.5) == "-0.5000"
