@@ -28,7 +28,7 @@ def test_ctrl_c_in_the_middle_of_a_launch_stops_what_is_launched(duel: Duel) -> 
 
 def test_ctrl_c_ends_a_replay_and_speaks_of_no_group_to_stop(duel: Duel) -> None:
     assert duel.call("run", "--profile", "toy", "--repeats", "1").returncode == 0
-    replay = duel.start("replay", "last", "--speed", "0.001")
+    replay = duel.start("replay", "last", "--speed", "0.02")
     err = duel.home / "err.txt"
     eventually(lambda: "SUBMITTED" in err.read_text())
     replay.send_signal(signal.SIGINT)
