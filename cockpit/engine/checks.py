@@ -110,6 +110,8 @@ class _Machine:
         ]
         if self.full:
             found += [*checks_machine.memory(look), *checks_machine.load(look)]
+        if launches or self.full:
+            found += await step("logins", checks_container.logins(self.host, self.workdir), level="warn")
         if launches:
             found += await step("engine", self._engine(launches), timeout=100.0)
         elif self.full and not self.runs:

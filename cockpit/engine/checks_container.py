@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cockpit.core.records import ContainerFacts
 from cockpit.core.text import printable
 from cockpit.engine.findings import Finding, fail, ok, warn
-from cockpit.engine.imagecommand import refusal, registry_of
+from cockpit.engine.imagecommand import refusal, registry_of, sweep_logins
 from cockpit.engine.registry import login_for
 from cockpit.hosts import LocalHost
 from cockpit.hosts.base import ServerTimeout
@@ -131,6 +131,13 @@ def _same(registry: str, login: str) -> bool:
     """Whether a login file's name (`https://index.docker.io/v1/`) means a registry."""
     bare = login.removeprefix("https://").removeprefix("http://").split("/", 1)[0]
     return bare == registry or (registry == "docker.io" and bare in ("index.docker.io", "registry-1.docker.io"))
+
+
+async def logins(host: Host, workdir: str) -> Iterable[Finding]:
+    """No login of a registry is to outlive its pull: what a kill has left there is taken away now."""
+    gone = await sweep_logins(host, workdir)
+    what = "a registry login" if gone == 1 else f"{gone} registry logins"
+    return [ok("logins", f"removed {what} that a killed pull had left in {workdir}/transfer")] if gone else []
 
 
 async def _logins(host: Host, python: str) -> list[str]:

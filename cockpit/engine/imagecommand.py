@@ -37,6 +37,19 @@ fi
 "$@"
 """
 
+# A login that outlived its pull: kill -9 or a power cut kept the wrapper from removing it. The pull's processes name
+# the folder in their words. Where the work folder is shared, they may be on another machine: clients read a login
+# when they start, so a minute is enough for them.
+_SWEEP = r"""
+[ -r /proc/self/cmdline ] || exit 0
+find "$1" -maxdepth 1 -type d -name 'login-*' -mmin +1 2>/dev/null | while IFS= read -r d; do
+  for p in /proc/[0-9]*/cmdline; do
+    grep -qsF -- "$d" "$p" && continue 2
+  done
+  rm -rf "$d" && echo gone
+done
+"""
+
 # What engines and registries say, and what it means. The first that is found counts, so the sure ones come first.
 _MEANINGS: tuple[tuple[str, str, str], ...] = (
     (r"no space left on device|disk quota exceeded", "the engine's disk is full",
@@ -191,6 +204,12 @@ async def _forget(host: Host, folder: str) -> None:
         await host.remove_tree(folder)
     except ServerError:
         return
+
+
+async def sweep_logins(host: Host, workdir: str) -> int:
+    """Remove the logins that pulls left there when they were killed; how many there were. Raises ServerError."""
+    done = await host.run(["sh", "-c", _SWEEP, "sh", f"{workdir}/transfer"], timeout=30.0)
+    return done.stdout.count(b"gone")
 
 
 class Lines:

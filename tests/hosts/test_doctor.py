@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cockpit.core.records import Access, RunPlan, ServerSpec, StagePlan
 from cockpit.engine.checks import examine
 from cockpit.engine.findings import Examined, Finding
 from cockpit.hosts import connect
+from tests.engine import conftest
 from tests.hosts.dockerd import PYTHON, Dockerd
 from tests.hosts.sshd import Sshd, account, sshd
 
@@ -306,6 +312,56 @@ async def test_a_missing_mount(docker: Dockerd) -> None:
     spec = server(None, mounts={"/no such/data": "/data", "/etc": "/x"})
     found = failure(await ask(spec, run(engine="docker", image=PYTHON)))
     assert found.text.startswith("/no such/data, which is to be mounted, is not there")
+
+
+# A pull whose login is a file on the server, of an engine that never ends.
+_PULLING = """
+import asyncio, sys
+from cockpit.engine.imagecommand import command
+from cockpit.hosts import LocalHost
+engine, work = sys.argv[1:]
+asyncio.run(command(LocalHost(), [engine, "pull", "x"], say=print, timeout=60, workdir=work, login=b"a login"))
+"""
+
+
+async def test_a_login_that_a_killed_pull_left_is_removed_and_no_other(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    engine.write_text("#!/bin/sh\nwhile :; do sleep 0.1; done\n")
+    engine.chmod(0o755)
+    work = tmp_path / "work"
+    pulls = [subprocess.Popen([sys.executable, "-c", _PULLING, str(engine), str(work)]) for _ in range(2)]
+    try:
+        files = conftest.eventually(lambda: len(f := list(work.glob("transfer/login-*/config.json"))) == 2 and f)
+        left, used = files
+        assert left.stat().st_mode & 0o777 == 0o600
+        for pull in pulls:
+            pull.kill()
+        _kill(str(left.parent))
+        now = time.time()
+        for file in files:
+            os.utime(file.parent, (now - 300, now - 300))
+        fresh = work / "transfer" / "login-fresh"
+        fresh.mkdir()
+        found = await ask(server(None, workdir=str(work)), full=True)
+        assert [f.text for f in found.findings if f.check == "logins"] == [
+            f"removed a registry login that a killed pull had left in {work}/transfer"
+        ]
+        assert (left.parent.exists(), used.exists(), fresh.exists()) == (False, True, True)
+    finally:
+        _kill(str(work))
+        for pull in pulls:
+            pull.kill()
+            pull.wait(10)
+
+
+def _kill(words: str) -> None:
+    """kill -9 of what has `words` in its words, in one round after another until none is left."""
+    end = time.monotonic() + 10
+    while pids := [p.pid for p in psutil.process_iter(["cmdline"]) if words in " ".join(p.info["cmdline"] or ())]:
+        assert time.monotonic() < end
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 # --- secrets, devices, nodes
