@@ -257,13 +257,16 @@ def energy_apart(name: str, first: Side, other: Side) -> str | None:
 
 
 def energy_notes(sides: Sequence[Side]) -> list[str]:
-    """What a reader must know where energy is measured otherwise on the sides, but may still be compared."""
+    """Of what and how energy and power are measured, and that small differences mean little where that differs."""
     said = []
     for side in sides:
-        scope, src = _measured(side, "scope"), _measured(side, "src")
-        if scope or src:
-            said.append((side.name, " and ".join(scope) or "?", " and ".join(src) or "?"))
-    if len(said) < 2 or len({one[1:] for one in said}) == 1:
-        return []
-    each = "; ".join(f"{name}: scope {scope}, {src}" for name, scope, src in said)
-    return [f"Energy and power are not measured alike ({each}): small differences may come from that."]
+        measured = [_measured(side, key) for key in ("scope", "src", "power_kind")]
+        if any(measured):
+            how = ", ".join(" and ".join(values) for values in measured[1:] if values)
+            said.append((side.name, f"scope {' and '.join(measured[0]) or '?'}{f', {how}' if how else ''}"))
+    if len({how for _, how in said}) == 1:
+        return [f"Energy and power: {said[0][1]}{' on all sides' if len(said) > 1 else ''}."]
+    each = "; ".join(f"{name}: {how}" for name, how in said)
+    return (
+        [f"Energy and power are not measured alike ({each}): small differences may come from that."] if said else []
+    )

@@ -221,9 +221,15 @@ def test_energies_of_the_gpu_and_of_the_cpu_are_not_compared() -> None:
 def test_energies_of_gpu_and_package_are_compared_with_a_note() -> None:
     metric, notes = energy_of(H200, MI300X)
     assert metric["verdict"] != "not_comparable"
-    assert any("a: scope gpu, integrated; b: scope package, integrated" in note for note in notes)
+    assert any("b: scope package, integrated" in note for note in notes)
     metric, notes = energy_of(H200, H200)
     assert not any("measured alike" in note for note in notes)
+    assert any(n.startswith("Energy and power: scope gpu, integrated") and n.endswith("on all sides.") for n in notes)
+
+
+def test_a_board_s_power_and_a_socket_s_are_not_measured_alike() -> None:
+    _, notes = energy_of({**H200, "power_kind": "instant"}, {**H200, "power_kind": "socket"})
+    assert any("a: scope gpu, integrated, instant; b: scope gpu, integrated, socket" in note for note in notes)
 
 
 def telemetry_of(*procs: tuple[float, list[dict[str, Any]] | None]) -> list[dict[str, Any]]:
