@@ -28,6 +28,7 @@ from .ticks import Ticks
 
 HOST_S = 0.5  # beside GPUs the machine's own values are taken this often
 HELLO_S = 3.0  # how long a file waits for the first hello of the GPUs' source
+FAILED_S = 1.0  # the pause after a failure of our own
 _WAITING = 50  # err lines until then
 DRAIN_S = 0.5  # how long the end of a run waits for what was read until then
 Gpus = Optional[Tuple[int, ...]]
@@ -150,12 +151,16 @@ class Sampler:
     # --- the thread
 
     def _work(self) -> None:
+        told = ""
         while not self._ended:
             try:
                 self._turn()
             except Exception:  # noqa: BLE001 (the runs go on, and so do we)
-                self._say("the sampler failed, and goes on:\n%s" % traceback.format_exc())
-                time.sleep(1.0)
+                found = traceback.format_exc()
+                if found != told:  # a night of the same would fill the disk
+                    self._say("the sampler failed, and goes on:\n%s" % found)
+                told = found
+                time.sleep(FAILED_S)
         self._rest()
 
     def _turn(self) -> None:

@@ -165,6 +165,32 @@ def test_a_driver_that_hangs_holds_nobody_up(tree: Tree, tmp_path: Path) -> None
     assert [line["type"] for line in _read(tmp_path / "a.jsonl")] == ["hello"]
 
 
+class FailingSource(CpuSource):
+    """A machine whose values cannot be read for a while."""
+
+    tries = 0
+
+    def sample(self) -> dict[str, Any]:
+        self.tries += 1
+        if self.tries <= 5:
+            raise RuntimeError("no values")
+        return super().sample()
+
+
+def test_a_failure_is_said_once_and_the_ticks_come_when_it_is_over(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runners.agent.telemetry.FAILED_S", 0.01)
+    out, said = tmp_path / "t.jsonl", list[str]()
+    sampler = Sampler(FailingSource(str(tree.proc), str(tree.powercap)), 50.0, "a", PlainTicks, say=said.append)
+    sampler.activate({str(out): None})
+    sampler.start()
+    until(lambda: len(_read(out)) >= 3, "ticks")
+    sampler.stop()
+    (text,) = said
+    assert "no values" in text
+
+
 # --- the command
 
 
