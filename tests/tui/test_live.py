@@ -145,6 +145,14 @@ async def test_wire_lines_are_hidden_and_w_shows_them() -> None:
         await until(pilot, "@ekvi")
 
 
+async def test_a_log_of_wire_lines_alone_says_so() -> None:
+    script = Script()
+    async with screen(script) as (_app, pilot):
+        await until(pilot, "no output yet")
+        script.log(script.name("left"), b'@ekvi {"type":"iteration"}\n')
+        await until(pilot, "no output but wire lines: w shows them")
+
+
 async def test_l_goes_through_the_servers_and_back_to_all() -> None:
     script = Script()
     async with screen(script) as (app, pilot):

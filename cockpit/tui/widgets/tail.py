@@ -21,6 +21,8 @@ _ITERATION = re.compile(r"\biteration\s+\d+", re.IGNORECASE)
 _BLANKS = re.compile(r" {2,}")
 _LEVELS = {"error": "error", "warning": "warn"}
 
+_WIRE_ALONE = "no output but wire lines: w shows them"
+
 
 class Tail(Scroller):
     """A view over the feed's ring; what leaves the ring while one reads does not move what is shown."""
@@ -80,7 +82,9 @@ class Tail(Scroller):
         view = self._feed.logs.view
         if view.end == view.first:
             muted = self.look("muted")
-            return [strip([("no output yet", muted)], width, muted)]
+            logs = self._feed.logs
+            hidden = logs.seen and logs.server is None and not logs.wire
+            return [strip([(_WIRE_ALONE if hidden else "no output yet", muted)], width, muted)]
         first = max(view.first, min(self.top, view.end))
         return [self._line(view[n], width) for n in range(first, min(view.end, first + height))]
 
