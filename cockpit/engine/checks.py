@@ -50,6 +50,9 @@ async def examine(
         findings += [replace(f, text=f"node {peer.name}: {f.text}") for f in found.findings]
     findings += _secrets(server)
     if peers and all(found.reached for found in looked):
+        workdirs = [found.workdir for found in looked if found.workdir is not None]
+        if len(workdirs) == len(hosts):
+            findings += await step("workdir", checks_nodes.apart(host, peers, server, workdirs))
         look = checks_nodes.ports(host, peers, server, looked[0].workdir or "", _agent_python(server))
         findings += await step("ports", look, timeout=90.0)
     return Examined(findings, looked[0].container)

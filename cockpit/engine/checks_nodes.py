@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import secrets
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,41 @@ from cockpit.engine.findings import Finding, fail, ok, warn
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host
     from cockpit.hosts.meet import Met
+
+
+# $1 is the work folder, $2 a name. A file in what is there of the folder, which is then looked for on the others.
+_LEAVE = r"""
+p=$1
+while [ ! -e "$p" ] && [ "$p" != / ] && [ "$p" != . ]; do p=$(dirname "$p"); done
+: > "$p/$2" && printf %s "$p"
+"""
+
+
+async def apart(first: Host, peers: Sequence[Host], server: ServerSpec, workdirs: Sequence[str]) -> Iterable[Finding]:
+    """Whether each node has a work folder of its own; `workdirs` are theirs, the first one's first."""
+    if workdirs[0] not in workdirs[1:]:
+        return []
+    name = f".ekvi-{secrets.token_hex(8)}"
+    left = await first.run(["sh", "-c", _LEAVE, "sh", workdirs[0], name], timeout=30.0)
+    if left.rc != 0:
+        return []  # nothing can be written there, which is told already
+    path = f"{left.stdout.decode(errors='surrogateescape')}/{name}"
+    try:
+        same = [p for p, w in zip(peers, workdirs[1:], strict=True) if w == workdirs[0]]
+        seen = await asyncio.gather(*(p.run(["test", "-e", path], timeout=30.0) for p in same))
+    finally:
+        await first.run(["rm", "-f", path], timeout=30.0)
+    return [
+        fail(
+            "workdir",
+            f"nodes {first.name} and {peer.name} share the work folder {workdirs[0]}, and each node's agent needs "
+            "one of its own.",
+            f"Leave servers.{server.name}.workdir out: by default each node takes a folder of its host name. Or name "
+            "one on a disk that each node has to itself.",
+        )
+        for peer, done in zip(same, seen, strict=True)
+        if done.rc == 0
+    ]
 
 
 async def ports(

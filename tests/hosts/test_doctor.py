@@ -385,10 +385,11 @@ async def test_nodes_that_do_not_reach_each_other(machine: Sshd) -> None:
     subprocess.run(["ip", "route", "replace", "unreachable", "192.0.2.8/32"], check=True)
     try:
         spec = server(machine, nodes=("one", "two"), master_addr="192.0.2.8", master_port=_free_pair())
-        found = failure(await ask(spec, run("process"), peers=(spec,)))
+        examined = await ask(spec, run("process"), peers=(spec,))
     finally:
         subprocess.run(["ip", "route", "del", "unreachable", "192.0.2.8/32"], check=True)
-    assert found.check == "ports"
+    (found,) = [f for f in examined.findings if f.check == "ports"]
+    assert found.level == "fail"
     assert "does not reach 192.0.2.8 port" in found.text
     assert "master_addr" in str(found.mend)
 
@@ -396,8 +397,17 @@ async def test_nodes_that_do_not_reach_each_other(machine: Sshd) -> None:
 async def test_nodes_that_reach_each_other(machine: Sshd) -> None:
     spec = server(machine, nodes=("one", "two"), master_addr="127.0.0.1", master_port=_free_pair())
     found = await ask(spec, run("process"), peers=(spec,))
-    assert found.fit, found.findings
     assert any("2 nodes meet at 127.0.0.1" in f.text for f in found.findings)
+
+
+async def test_nodes_whose_work_folder_is_shared_are_told_why_and_what_to_set(machine: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    work = str(tmp_path / "shared" / "work")
+    spec = server(machine, nodes=("one", "two"), master_addr="127.0.0.1", master_port=_free_pair(), workdir=work)
+    found = failure(await ask(spec, run("process"), peers=(spec,)))
+    assert f"share the work folder {work}, and each node's agent needs one of its own" in found.text
+    assert str(found.mend).startswith("Leave servers.a.workdir out")
+    assert list((tmp_path / "shared").iterdir()) == [], "a look leaves nothing behind"
 
 
 def _free_pair() -> int:
