@@ -98,7 +98,8 @@ class Feed:
 
     def log(self, run: str, offset: int, data: bytes) -> None:
         """Bytes of a run's output."""
-        if self.logs.feed(run, offset, data):
+        view = self.logs.view
+        if self.logs.feed(run, offset, data) or view.end == view.first:  # an empty one says what it holds back
             self._dirty.add(LOG)
 
     def tick(self, run: str, tick: Mapping[str, Any]) -> None:

@@ -148,9 +148,12 @@ async def test_wire_lines_are_hidden_and_w_shows_them() -> None:
 async def test_a_log_of_wire_lines_alone_says_so() -> None:
     script = Script()
     async with screen(script) as (_app, pilot):
+        await until(pilot, "duel-local")
         await until(pilot, "no output yet")
-        script.log(script.name("left"), b'@ekvi {"type":"iteration"}\n')
-        await until(pilot, "no output but wire lines: w shows them")
+        for lines in (1, 2):
+            script.log(script.name("left"), b'@ekvi {"type":"iteration"}\n')
+            await until(pilot, "no output but wire lines: w shows them")
+            await until(pilot, f"{lines} lines · following")
 
 
 async def test_l_goes_through_the_servers_and_back_to_all() -> None:
