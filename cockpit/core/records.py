@@ -41,6 +41,20 @@ class Access:
         return cls(**{k: v for k, v in obj.items() if k in known})
 
 
+@dataclass(frozen=True, slots=True)
+class DataCopy:
+    """Prepared data that goes from one machine to servers of a group.
+
+    `files` are paths below `folder` on the machine `source`, an entry's manifest after its other files; `servers` get
+    them into their own data folder.
+    """
+
+    source: Access
+    folder: str
+    files: tuple[str, ...]
+    servers: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerFacts:
     """What a machine's container engine and an image are, as far as rendering a container needs it.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import CockpitError, ConfigError, LaunchRefused, ServerError, did_you_mean
-from cockpit.core.records import Access, GroupPlan, QueuePlan, RunPlan, ServerSpec
+from cockpit.core.records import Access, DataCopy, GroupPlan, QueuePlan, RunPlan, ServerSpec
 from cockpit.core.within import within
 from cockpit.engine.admit import Checked, Connect, accesses, close
 from cockpit.hosts import layout
@@ -55,11 +55,7 @@ async def share_data(checked: Checked, connect: Connect) -> Checked:
         return checked
     if all(_is_source(group, group.servers[run.server]) for run in group.runs):
         return checked  # who has to prepare it cannot wait for it
-    if group.data_from != "local" and group.data_from not in group.servers:
-        raise ConfigError(
-            f"data_from: there is no server {group.data_from!r} in this group.",
-            hint=did_you_mean(group.data_from, ["local", *group.servers]),
-        )
+    _source(group)
     with tempfile.TemporaryDirectory(prefix="ekvi-data-", ignore_cleanup_errors=True) as folder:
         entries = await _fetch(checked, connect, Path(folder))
         refused = dict(checked.refused)
@@ -105,11 +101,59 @@ def _told(queue: QueuePlan, keys: Mapping[str, str]) -> QueuePlan:
     return dataclasses.replace(queue, runs=tuple(run_of(run) for run in queue.runs))
 
 
+async def prepared(group: GroupPlan, connect: Connect) -> tuple[GroupPlan, DataCopy] | None:
+    """What a dry run says of `data_from`: the group whose runs know their entries, and where these are.
+
+    Nothing is copied; None where nothing would be. Raises what `share_data` raises.
+    """
+    if group.data_from is None or all(
+        _is_source(group, group.servers[r.server]) for r in group.runs if takes_data(r)
+    ):
+        return None
+    source = _source(group)
+    access = Access() if source is None else source.access
+    host = connect(access)
+    try:
+        workdir = await within(_STEP_S, host.workdir(None if source is None else source.workdir))
+        requests = dict.fromkeys(_request(run) for run in group.runs if takes_data(run))
+        keys = {r: await _key(host, workdir, r, group) for r in requests}
+    finally:
+        await close([host])
+    takers = (group.servers[r.server] for r in group.runs if takes_data(r))
+    names = tuple(dict.fromkeys(server.name for server in takers if not _is_source(group, server)))
+    files = tuple(f"{key}/{name}" for key in dict.fromkeys(keys.values()) for name in (*_SUMS, _MANIFEST))
+    copy = DataCopy(access, layout.data_folder(workdir), files, names)
+    return dataclasses.replace(group, queues=tuple(_told(q, keys) for q in group.queues)), copy
+
+
+def _source(group: GroupPlan) -> ServerSpec | None:
+    """The server that has the data, None where that is this machine. Raises ConfigError where there is none."""
+    if group.data_from == "local":
+        return None
+    if group.data_from not in group.servers:
+        raise ConfigError(
+            f"data_from: there is no server {group.data_from!r} in this group.",
+            hint=did_you_mean(str(group.data_from), ["local", *group.servers]),
+        )
+    return group.servers[str(group.data_from)]
+
+
+async def _key(host: Host, workdir: str, request: str, group: GroupPlan) -> str:
+    """The entry that a request led to on the source."""
+    key = await within(_STEP_S, host.read(f"{layout.data_folder(workdir)}/{request}.entry", 0, 17))
+    if not _KEY.fullmatch(key):
+        source = group.data_from
+        raise LaunchRefused(
+            f"data_from: {source} has not prepared the data of this profile.",
+            hint=f"First `ekvi-cockpit run --profile {group.profile} --stage data --servers {source}`.",
+        )
+    return key.decode()
+
+
 async def _fetch(checked: Checked, connect: Connect, folder: Path) -> dict[str, _Entry]:
     """The entries that the group's runs ask for, by request, each whole and as its manifest says."""
     group = checked.group
-    local = group.data_from == "local"
-    source = None if local else group.servers[str(group.data_from)]
+    source = _source(group)
     host = connect(Access() if source is None else source.access)
     try:
         workdir = await within(_STEP_S, host.workdir(None if source is None else source.workdir))
@@ -123,15 +167,8 @@ async def _fetch(checked: Checked, connect: Connect, folder: Path) -> dict[str, 
 
 
 async def _fetch_one(host: Host, workdir: str, request: str, folder: Path, group: GroupPlan, most: int) -> _Entry:
-    data = layout.data_folder(workdir)
-    key = await within(_STEP_S, host.read(f"{data}/{request}.entry", 0, 17))
-    if not _KEY.fullmatch(key):
-        source = group.data_from
-        raise LaunchRefused(
-            f"data_from: {source} has not prepared the data of this profile.",
-            hint=f"First `ekvi-cockpit run --profile {group.profile} --stage data --servers {source}`.",
-        )
-    entry = f"{data}/{key.decode()}"
+    key = await _key(host, workdir, request, group)
+    entry = f"{layout.data_folder(workdir)}/{key}"
     files = {}
     for name in (*_SUMS, _MANIFEST):
         bound = min(most, _MANIFEST_BY) if name == _MANIFEST else most
@@ -143,7 +180,7 @@ async def _fetch_one(host: Host, workdir: str, request: str, folder: Path, group
             f"data_from: {entry} on {host.name} is damaged: {', '.join(wrong)} is not what its manifest says.",
             hint="Remove that folder there, and run the stage data again.",
         )
-    return _Entry(key.decode(), folder, files)
+    return _Entry(key, folder, files)
 
 
 def _manifest(path: Path) -> Mapping[str, Any]:

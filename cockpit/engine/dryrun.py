@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cockpit.core.errors import CockpitError
-from cockpit.core.records import ContainerFacts, GroupPlan, ServerSpec
+from cockpit.core.records import ContainerFacts, DataCopy, GroupPlan, ServerSpec
 from cockpit.engine.admit import Connect, accesses, close
-from cockpit.engine.data import takes_data
+from cockpit.engine.data import prepared, takes_data
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host
@@ -25,20 +25,36 @@ async def dry_run(group: GroupPlan, connect: Connect) -> str:
     The servers are asked what a launch would ask them: their engines, their images and their names in the network.
     What one does not say is filled in with what is usual, and a remark says so.
     """
+    group, copy, why = await _data(group, connect)
     names = list(dict.fromkeys(run.server for run in group.runs))
     asked = await asyncio.gather(*(_ask(group, name, connect) for name in names))
     nodes = {name: found for name, (found, _, _) in zip(names, asked, strict=True)}
     masters = {name: master for name, (_, master, _) in zip(names, asked, strict=True) if master is not None}
-    said = {name: remarks for name, (_, _, remarks) in zip(names, asked, strict=True)}
-    return await asyncio.to_thread(_render, group, nodes, masters, said)
+    said = {name: [*why.get(name, ()), *remarks] for name, (_, _, remarks) in zip(names, asked, strict=True)}
+    return await asyncio.to_thread(_render, group, nodes, masters, said, copy)
+
+
+async def _data(group: GroupPlan, connect: Connect) -> tuple[GroupPlan, DataCopy | None, dict[str, list[str]]]:
+    """The group as it takes the data of `data_from`, how that is copied, and remarks where nobody could say."""
+    try:
+        async with asyncio.timeout(_ASK_S):
+            found = await prepared(group, connect)
+    except (CockpitError, TimeoutError) as error:
+        reason = str(error) if isinstance(error, CockpitError) else f"no answer within {_ASK_S:.0f} s."
+        named = {r.server for r in group.runs if takes_data(r)} - {group.data_from}
+        first = f"data_from: `run` first copies what {group.data_from} has prepared to "
+        return (
+            group,
+            None,
+            {n: [f"{first}{n}; this does not, because which that is is not known: {reason}"] for n in named},
+        )
+    return (group, None, {}) if found is None else (*found, {})
 
 
 async def _ask(group: GroupPlan, name: str, connect: Connect) -> tuple[Facts, str | None, list[str]]:
     """What is known of a server's nodes, the first one's name in the network, and remarks on what is not known."""
     server = group.servers[name]
-    remarks = []
-    if group.data_from not in (None, name) and any(r.server == name and takes_data(r) for r in group.runs):
-        remarks.append(f"data_from: `run` first copies what {group.data_from} has prepared to {name}; this does not.")
+    remarks: list[str] = []
     hosts = [connect(access) for access in accesses(server)]
     try:
         async with asyncio.timeout(_ASK_S):
@@ -67,7 +83,11 @@ async def _facts(group: GroupPlan, server: ServerSpec, hosts: Sequence[Host]) ->
 
 
 def _render(
-    group: GroupPlan, nodes: Mapping[str, Facts], masters: Mapping[str, str], said: Mapping[str, Sequence[str]]
+    group: GroupPlan,
+    nodes: Mapping[str, Facts],
+    masters: Mapping[str, str],
+    said: Mapping[str, Sequence[str]],
+    copy: DataCopy | None,
 ) -> str:
     from cockpit import launch as launchers
     from cockpit.engine.deliver import Packing
@@ -86,5 +106,6 @@ def _render(
         files={local: archive.there for each in packed for local, archive in each.items()},
         masters={key: masters[names[0]] for key, names in servers.items() if names[0] in masters},
         nodes=nodes,
+        data=copy,
         remarks={key: [r for name in names for r in said[name]] for key, names in servers.items()},
     )

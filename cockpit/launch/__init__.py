@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cockpit.core.errors import LaunchRefused
-from cockpit.core.records import ContainerFacts, GroupPlan, QueuePlan, RunPlan, ServerSpec
+from cockpit.core.records import ContainerFacts, DataCopy, GroupPlan, QueuePlan, RunPlan, ServerSpec
 from cockpit.hosts import shell
 from cockpit.launch import common
 
@@ -108,12 +108,13 @@ def render(
     masters: Mapping[str, str] | None = None,
     nodes: Mapping[str, Sequence[ContainerFacts | None]] | None = None,
     remarks: Mapping[str, Sequence[str]] | None = None,
+    data: DataCopy | None = None,
 ) -> str:
     """A dry run: everything that `run` would do, as a shell script that does it when it is run by hand.
 
     `agent` and `code` are the hashes (SHA-256) of the two packages, `files` as for `queue`, `masters` its `master` by
     the queue's key, `nodes` what the engine and image of each node of a server said, by the server's name. `remarks`
-    stand before the commands of a queue, by its key. Raises LaunchRefused.
+    stand before the commands of a queue, by its key; `data` is copied before a queue starts. Raises LaunchRefused.
     """
     from cockpit.launch import dryrun
 
@@ -124,7 +125,7 @@ def render(
         token = dryrun.TOKEN if count > 1 else None
         documents = [queue(plan_, _of_node(group, i, nodes or {}), node=i, token=token, **told) for i in range(count)]
         lines += [line for remark in (remarks or {}).get(plan_.key, ()) for line in shell.comment_line(remark)]
-        lines += dryrun.queue(group, plan_, documents, agent=agent, files=files or {})
+        lines += dryrun.queue(group, plan_, documents, agent=agent, files=files or {}, data=data)
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cockpit.core.imagename import image_tag
-from cockpit.core.records import Access, GroupPlan, QueuePlan
+from cockpit.core.records import Access, DataCopy, GroupPlan, QueuePlan
 from cockpit.hosts import layout, shell
 from cockpit.launch.common import interpreter
 
@@ -24,6 +24,7 @@ def queue(
     *,
     agent: str,
     files: Mapping[str, str],
+    data: DataCopy | None = None,
 ) -> Iterator[str]:
     """The script's part for one queue; `documents` are its queue.json, one a node."""
     accesses = plan.nodes or (plan.access,)
@@ -37,7 +38,7 @@ def queue(
         yield from shell.comment_line(f"{title}: {count}")
         yield "("
         yield "set -eu; umask 077"
-        yield from _Part(group, plan, document, access, agent, files).lines()
+        yield from _Part(group, plan, document, access, agent, files, data).lines()
         yield ")"
 
 
@@ -52,12 +53,14 @@ class _Part:
         access: Access,
         agent: str,
         files: Mapping[str, str],
+        data: DataCopy | None = None,
     ) -> None:
         self.group = group
         self.plan = plan
         self.document = document
         self.access = access
         self.agent = agent
+        self.data = data if data and any(run.server in data.servers for run in plan.runs) else None
         self.far = access.address != "local"
         self.servers = [group.servers[name] for name in dict.fromkeys(run.server for run in plan.runs)]
         self.secrets = list(dict.fromkeys(name for server in self.servers for name in server.secrets))
@@ -82,6 +85,7 @@ class _Part:
         else:
             yield from [*names, make]
         yield from self._uploads(names)
+        yield from self._data(names)
         if not self.far:
             yield from self._there()
             return
@@ -110,6 +114,29 @@ class _Part:
         for name in self.secrets:
             value = f'printf %s "${{{name}:?is a secret of this server: set it}}"'
             yield self._put(value, f"{_Q}/secrets/{name}", names)
+
+    def _data(self, names: Sequence[str]) -> Iterator[str]:
+        """Prepared data from the machine that has it; a manifest last, since an entry without one is none."""
+        if self.data is None:
+            return
+        there, files = shell.quote(self.data.folder), " ".join(map(shell.quote, self.data.files))
+        yield "# prepared data, copied from where it is and compared"
+        for give, take in (
+            (f"tar -cf - {files}", "tar -xf -"),
+            (f"sha256sum {files}", "sha256sum -c --quiet -"),
+        ):
+            given = [f"cd {there}", give]
+            source = " && ".join(given)
+            if self.data.source.address != "local":
+                source = f"{' '.join(map(shell.quote, ssh(self.data.source)))} {_command(*given)} < /dev/null"
+            else:
+                source = f"( {source} )"
+            target = layout.data_folder(_WORK)
+            taken = ["umask 077", f"mkdir -p {target}", f"cd {target}", take]
+            if self.far:
+                yield f"{source} | far {_command(*names, *taken)}"
+            else:
+                yield f"{source} | ( {' && '.join(taken)} )"
 
     def _put(self, source: str, path: str, names: Sequence[str]) -> str:
         """What `source` prints becomes the file `path`, a shell word."""

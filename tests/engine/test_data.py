@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from cockpit.core.errors import ConfigError, LaunchRefused
 from cockpit.core.records import GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
 from cockpit.engine.admit import Checked
 from cockpit.engine.data import ENTRY, share_data
+from cockpit.engine.dryrun import dry_run
 from cockpit.hosts import connect
 from runners.schema import RunConfig
 
@@ -78,6 +81,28 @@ async def test_what_is_there_whole_is_not_sent_again_and_what_is_damaged_is(tmp_
     target.write_bytes(b"short")
     await share_data(_checked(tmp_path), connect)
     assert target.read_bytes() == FILES["tokens.bin"]
+
+
+async def test_a_dry_run_copies_the_same_bytes_by_hand(tmp_path: Path) -> None:
+    source = _prepare(tmp_path / "a")
+    script = await dry_run(_checked(tmp_path).group, connect)
+    copies = [line for line in script.splitlines() if "/cache/data" in line and " | " in line]
+    assert len(copies) == 2, script
+    assert script.count(f'"{ENTRY}": "{KEY}"') == 4  # data and train of two runs
+    target = tmp_path / "b" / "cache" / "data" / KEY
+    copy = "\n".join(["set -eu", f"WORK={shlex.quote(str(tmp_path / 'b'))}", *copies])
+    subprocess.run(["sh", "-c", copy], check=True, timeout=30)
+    assert {p.name: p.read_bytes() for p in target.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+    (target / "tokens.bin").write_bytes(b"another")
+    compare = subprocess.run(["sh", "-c", copy.replace(copies[0], "")], capture_output=True, timeout=30, check=False)
+    assert compare.returncode != 0
+
+
+async def test_a_dry_run_says_why_it_does_not_copy(tmp_path: Path) -> None:
+    script = await dry_run(_checked(tmp_path).group, connect)
+    (remark,) = [line for line in script.splitlines() if "data_from" in line]
+    assert remark.startswith("# data_from: `run` first copies what a has prepared to b; this does not")
+    assert "a has not prepared the data of this profile. First `ekvi-cockpit run" in remark
 
 
 async def test_a_source_without_the_data_says_what_to_run_first(tmp_path: Path) -> None:

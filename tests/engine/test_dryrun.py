@@ -53,9 +53,3 @@ async def test_a_server_that_does_not_answer_is_said_to_be_guessed_at() -> None:
     script = await dry_run(_group(Access(address="nobody.invalid", config="/dev/null")), connect)
     assert "# s could not be asked, and is taken to be as usual: " in script
     assert "docker create" in script
-
-
-async def test_data_that_is_copied_first_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    script = await dry_run(_group(Access(), "megatron", data_from="local"), connect)
-    assert "# data_from: `run` first copies what local has prepared to s" in script

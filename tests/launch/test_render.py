@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,10 +19,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cockpit.core.records import GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
+from cockpit.core.records import Access, DataCopy, GroupPlan, QueuePlan, RunPlan, ServerSpec, StagePlan
 from cockpit.hosts import LocalHost, layout, shell
 from cockpit.launch import queue, render
 from cockpit.telemetry.pack import build_agent, build_code
+from tests.launch import made
 
 LIMIT_S = 60.0
 AGENT, CODE = "a" * 64, "c" * 64
@@ -184,3 +186,30 @@ def test_any_text_is_written_as_it_is(text: str) -> None:
     script = "\n".join(shell.write("/dev/stdout", text + "\nEKVI_END\n")) + "\n"
     done = subprocess.run(["sh"], input=script.encode(), capture_output=True, timeout=LIMIT_S, check=True)
     assert done.stdout.decode() == text + "\nEKVI_END\n"
+
+
+def test_prepared_data_goes_from_server_to_server_through_this_machine() -> None:
+    far = made.server(workdir="/w", access=Access(address="gpu1"))
+    source = Access(address="ann@gpu0", port=2200)
+    copy = DataCopy(source, "/data of ann/cache/data", ("0123/tokens.bin", "0123/manifest.json"), ("s",))
+    group = made.group(made.run(made.COMMAND, launcher="process"), far)
+    lines = render(group, agent=AGENT, code=CODE, data=copy).splitlines()
+    at = lines.index("# prepared data, copied from where it is and compared")
+    assert [_words(line) for line in lines[at + 1 : at + 3]] == [
+        [
+            *("ssh", "-p", "2200", "-o", "ConnectTimeout=15", "--", "ann@gpu0"),
+            f"cd '/data of ann/cache/data' && {give} 0123/tokens.bin 0123/manifest.json",
+            *("<", "/dev/null", "|", "far"),
+            'WORK=/w && Q="$WORK"/groups/g.k && umask 077 && mkdir -p "$WORK"/cache/data && cd "$WORK"/cache/data && '
+            + take,
+        ]
+        for give, take in (("tar -cf -", "tar -xf -"), ("sha256sum", "sha256sum -c --quiet -"))
+    ]
+    assert lines.index("# each run's resolved configuration, then the queue") > at
+    other = replace(copy, servers=("t",))
+    assert "prepared data" not in render(group, agent=AGENT, code=CODE, data=other)
+
+
+def _words(line: str) -> list[str]:
+    """The words of a line; of `sh -c SCRIPT` that the far side's shell is given, the script."""
+    return [shlex.split(word)[2] if word.startswith("sh -c ") else word for word in shlex.split(line)]
