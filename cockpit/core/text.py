@@ -33,11 +33,20 @@ def finite(value: Any) -> Any:
 
 
 def json_line(obj: Mapping[str, Any]) -> str:
-    """`obj` as a line of JSON; a number that JSON does not have becomes null."""
+    """`obj` as a line of JSON; a number that JSON does not have becomes null, and so does what is nested too deep."""
     try:
         return json.dumps(obj, allow_nan=False) + "\n"
-    except ValueError:
-        return json.dumps(finite(obj)) + "\n"
+    except (ValueError, RecursionError):
+        return json.dumps({key: _bounded(value) for key, value in obj.items()}) + "\n"
+
+
+def _bounded(value: Any) -> Any:
+    try:
+        found = finite(value)
+        json.dumps(found)
+    except RecursionError:  # nothing of ours: somebody tries what we bear
+        return None
+    return found
 
 
 def size(by: int | None) -> str:

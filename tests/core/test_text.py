@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,6 +41,17 @@ def test_a_line_of_json_has_null_for_what_is_no_number_of_it(value: float) -> No
     line = json_line({"a": [{"b": value, "c": 1.5}], "t": "\ud800"})
     assert json.loads(line, parse_constant=pytest.fail) == {"a": [{"b": None, "c": 1.5}], "t": "\ud800"}
     assert line.isascii()
+
+
+@pytest.mark.parametrize("depth", [300, 700, 10_000])
+@pytest.mark.parametrize("core", [1, math.nan])
+def test_no_depth_of_nesting_ends_a_line_of_json(depth: int, core: float) -> None:
+    deep: Any = core
+    for _ in range(depth):
+        deep = [deep]
+    line = json_line({"a": deep, "b": 1})
+    assert line.endswith(', "b": 1}\n')
+    assert ("[" in line) or depth > 300
 
 
 @given(st.text(st.characters(min_codepoint=0xA0, blacklist_categories=["Cs"], max_codepoint=0x2000)))
