@@ -173,3 +173,18 @@ def _reasons(said: Any) -> dict[str, tuple[str, str]]:
         if isinstance(name, str) and isinstance(why, list) and len(why) == 2:
             found[name] = (str(why[0]), str(why[1]))
     return found
+
+
+_NEWS = {"blocked": "warning", "recovered": "info", "ended": "warning", "gone": "warning", "event": "warning"}
+_NEWS_CHARS = 300
+
+
+def news(line: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(level, words behind a server's name) of an err line; None where it only says why a field is unknown."""
+    code = line.get("code")
+    level = _NEWS.get(code) if isinstance(code, str) else None
+    if level is None:
+        return None
+    gpu = f" GPU {line['index']}" if isinstance(line.get("index"), int) else ""
+    text = " ".join(str(line.get("text") or line.get("event") or code).split())[:_NEWS_CHARS]
+    return "error" if line.get("event") == "xid" else level, f"{gpu}: {text}"

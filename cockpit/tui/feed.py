@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cockpit.core.events import Event, Iteration
-from cockpit.core.gpu import DeviceNow, MachineNow, number
+from cockpit.core.gpu import DeviceNow, MachineNow, news, number
 from cockpit.core.state import RunState
 from cockpit.core.text import printable
 from cockpit.engine.observer import GroupInfo, Outcome
@@ -25,9 +25,6 @@ SPEED_STEPS = 10  # steps over which the chart says tokens a second
 HISTORY = 60  # samples of a server's load that are kept for its trace
 _TRACE_NS = 450_000_000  # between two of them by the server's clock: a trace of ten a second would show a second
 BEGIN, RUNS, CHARTS, SERVERS, LOG, END = "begin", "runs", "charts", "servers", "log", "end"
-# What a server says of its sensors that is news for people, and how it is told.
-_NEWS = {"blocked": "warning", "recovered": "info", "ended": "warning", "gone": "warning", "event": "warning"}
-_NEWS_CHARS = 300
 _SOURCE_CHARS = 24
 
 
@@ -114,21 +111,11 @@ class Feed:
             return
         if kind == "tick":
             server.trace()
-        elif kind == "err":
-            self._news(server, tick)
+        elif kind == "err" and (told := news(tick)):
+            self.note(told[0], f"{server.name}{told[1]}")
         elif kind == "hello" and before and server.source and server.source != before:
             self.note("warning", f"{server.name}: sensors are read by {server.source} now, before by {before}")
         self._dirty.add(SERVERS)
-
-    def _news(self, server: ServerView, line: Mapping[str, Any]) -> None:
-        """An error line of the agent, where it says more than why a field is unknown."""
-        code = line.get("code")
-        level = _NEWS.get(code) if isinstance(code, str) else None
-        if level is None:
-            return
-        gpu = f" GPU {line['index']}" if isinstance(line.get("index"), int) else ""
-        text = " ".join(str(line.get("text") or line.get("event") or code).split())[:_NEWS_CHARS]
-        self.note("error" if line.get("event") == "xid" else level, f"{server.name}{gpu}: {text}")
 
     def note(self, level: str, text: str) -> None:
         """A sentence for the user."""

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.library import environment
-from tests.fakes.nvml import FakeNvml
+from tests.fakes.nvml import LOST, FakeNvml
 from tests.tui.terminal import Terminal
 
 PATIENCE_S = 30.0
@@ -172,6 +172,14 @@ def test_in_a_pipe_it_is_a_line_a_second_for_each_gpu(driver: FakeNvml) -> None:
     assert 2 <= len(lines) <= 6
     assert re.match(r"\d\d:\d\d:\d\d gpus gpu=0", lines[0])
     assert any("power=433W" in line and "temp=68°C_mem" in line for line in lines)
+
+
+def test_a_gpu_that_is_lost_is_said_and_not_only_unknown(driver: FakeNvml) -> None:
+    driver.refuse_all(LOST, after=12)
+    done = run("--servers", "gpus", "--seconds", "4", env=environment(driver.program))
+    assert "the GPU is lost" in done.stderr
+    assert "gpus: nvml does not answer any more: " in done.stderr
+    assert re.search(r"gpu=0 .*power=n/a", done.stdout)
 
 
 # -- alarms

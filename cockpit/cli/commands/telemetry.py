@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cockpit.core.errors import Exit, UsageError
+from cockpit.core.gpu import news
 from cockpit.core.text import json_line, printable
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ class _Base:
         if self.recorder is not None and (trouble := self.recorder.add(machine.name, line)):
             self.say(trouble)
         self.show(machine, line)
+        if line.get("type") == "err" and line.get("code") != "event" and (told := news(line)):
+            self.news(f"{machine.name}{told[1]}")
         for alarm in self.alarms[machine.name].look(machine.now, line):
             gpu = f" GPU {alarm.index}" if alarm.index is not None else ""
             self.alarm(machine, {"kind": alarm.kind, "index": alarm.index, "over": alarm.over, "t": alarm.t,
@@ -161,6 +164,10 @@ class _Base:
     def show(self, machine: Machine, line: Mapping[str, Any]) -> None:
         """One line."""
 
+    def news(self, text: str) -> None:
+        """What became of a machine's sensors; events are alarms."""
+        self.say(text)
+
     def alarm(self, machine: Machine, said: Mapping[str, Any], text: str) -> None:
         """Something to be told at once."""
         self.say(f"ALARM {text}" if not said["over"] else text)
@@ -175,6 +182,9 @@ class _Json(_Base):
 
     def show(self, machine: Machine, line: Mapping[str, Any]) -> None:
         self._print({**line, "server": machine.name, "t_recv": time.time()})
+
+    def news(self, text: str) -> None:
+        """Its line is on stdout."""
 
     def alarm(self, machine: Machine, said: Mapping[str, Any], text: str) -> None:
         self._print({"server": machine.name, "t_recv": time.time(), "type": "alarm", **said})
