@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 MOST_DEVICES = 1024
 _MOST_FIELDS = 64
 _MOST_ERRORS = 100
+_DEEPEST = 8  # of values within values; a line of the schema has five
 _MOST = 1e18  # of any unit: one server's nonsense must not push the columns of all off the screen
 # What stands in a sample and is no value of it; the last ones only where it is a mean over several.
 _APART = frozenset({"index", "stale_s", "energy_at", "min", "max", "num", "first"})
@@ -68,7 +69,7 @@ class MachineNow:
         """Take one line in at `now`; its type where it was understood, else None."""
         kind = line.get("type")
         act = _ACTS.get(kind) if isinstance(kind, str) else None
-        return kind if act is not None and act(self, line, now) else None
+        return kind if act is not None and not _deeper(line, _DEEPEST) and act(self, line, now) else None
 
     def age_s(self, known: Known, now: float) -> float:
         """How old a value is at the caller's `now`: by the server's clock to its last tick, by the caller's since."""
@@ -152,6 +153,12 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if -_MOST < value < _MOST else None
+
+
+def _deeper(value: Mapping[str, Any] | list[Any], most: int) -> bool:
+    """Whether it nests more than `most` deep: whoever prints or copies such a thing breaks off."""
+    inner = value.values() if isinstance(value, Mapping) else value
+    return most == 0 or any(isinstance(one, (dict, list)) and _deeper(one, most - 1) for one in inner)
 
 
 def _whole(value: Any) -> TypeGuard[int]:

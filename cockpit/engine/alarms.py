@@ -8,6 +8,7 @@ from typing import Any
 
 from cockpit.core.gpu import DeviceNow, MachineNow
 
+_TEXT_BY = 1000
 _COOLED_C = 3.0  # an alarm of heat ends this far below its limit, or it would flicker
 HEAT = {"temp_hot_c": "hotspot", "temp_mem_c": "memory", "temp_edge_c": "edge"}
 
@@ -43,7 +44,9 @@ class Alarms:
         if line.get("type") == "err" and line.get("code") == "event":
             index = line.get("index")
             kind = "xid" if line.get("event") == "xid" else "event"
-            return [Alarm(index if isinstance(index, int) else None, kind, str(line.get("text") or kind), t)]
+            return [
+                Alarm(index if isinstance(index, int) else None, kind, str(line.get("text") or kind)[:_TEXT_BY], t)
+            ]
         if line.get("type") != "tick":
             return []
         return [alarm for device in now.each() for alarm in self._device(device, t)]

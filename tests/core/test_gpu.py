@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -115,3 +116,22 @@ def test_no_line_whatever_it_holds_does_harm(lines: list[dict[str, Any]]) -> Non
 @pytest.mark.parametrize("value", [1e300, -1e18, 10**400, float("nan"), float("-inf"), True, "5", [5]])
 def test_what_no_sensor_can_say_is_not_known(value: object) -> None:
     assert number(value) is None
+
+
+@pytest.mark.parametrize("depth", [8, 500, 950])
+@pytest.mark.parametrize("kind", ["hello", "tick", "err", "gap"])
+def test_a_line_that_nests_deeper_than_any_of_ours_changes_nothing(kind: str, depth: int) -> None:
+    deep: Any = 1
+    for i in range(depth):
+        deep = [deep] if i % 2 else {"a": deep}
+    found = machine(HELLO)
+    line = {**tick(1), "type": kind, "from_seq": 0, "to_seq": 1, "reason": deep, "text": deep, "host": {"x": deep}}
+    line["devices"] = [{"index": 5, "model": deep}]
+    assert found.take(line, 0.0) is None
+    assert (list(found.devices), found.errors, found.missing, found.gap) == ([0, 1], deque(), 0, None)
+
+
+def test_a_line_as_deep_as_the_schema_is_taken() -> None:
+    links = [{"to": 1, "kind": "NVLink", "count": 18}]
+    device = {"index": 0, "links": links, "unavailable": {"fan": ["not_supported", "none"]}}
+    assert machine({**HELLO, "devices": [device]}).devices[0].identity["links"] == links
