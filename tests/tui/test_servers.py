@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cockpit.core.gpu import MachineNow
@@ -213,6 +213,7 @@ _DEVICE = st.dictionaries(st.sampled_from([*_HOT, "index", "stale_s", "tensor", 
 
 
 @given(st.lists(_DEVICE, max_size=5), st.lists(_DEVICE, max_size=5), st.integers(min_value=1, max_value=200))
+@example([], [{"index": 0, "throttle": ["\ufbc3"]}], 51)
 def test_whatever_a_server_says_can_be_drawn(about: list[Any], devices: list[Any], width: int) -> None:
     now, look = MachineNow(), Look(bundled_default())
     now.take({"type": "hello", "devices": about}, 1.0)

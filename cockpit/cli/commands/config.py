@@ -88,7 +88,8 @@ def servers_add(args: argparse.Namespace) -> int:
         sys.stderr.write(f"Use it: `ekvi-cockpit run --profile duel-local --servers {args.name}`\n")
     else:
         sys.stderr.write(
-            f"Try it: `ekvi-cockpit servers test {args.name}`. Use it: `run --profile P --servers {args.name}`\n"
+            f"Try it: `ekvi-cockpit servers test {args.name}`. "
+            f"Use it: `ekvi-cockpit run --profile P --servers {args.name}`\n"
         )
     return int(Exit.OK)
 

@@ -56,7 +56,11 @@ def reasons(device: DeviceNow) -> list[str] | None:
     said = device.get("throttle")
     if not isinstance(said, list):
         return None
-    return sorted(printable(str(reason))[:12] for reason in said[:_MOST_REASONS] if reason != "idle")
+    return sorted(
+        "".join(filter(str.isprintable, printable(str(reason))))[:12]
+        for reason in said[:_MOST_REASONS]
+        if reason != "idle"
+    )
 
 
 def power(devices: Sequence[DeviceNow]) -> tuple[float | None, int]:
