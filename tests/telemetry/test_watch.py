@@ -274,6 +274,7 @@ def test_a_record_plays_again_line_by_line(tmp_path: Path, driver: FakeNvml) -> 
     words = ("--servers", "gpus,here", "--hz", "10", "--seconds", "2", "--record", kept, "--output", "json")
     live = run(*words, env=environment(driver.program))
     assert live.returncode == 0, live.stderr
+    assert kept.stat().st_mode & 0o777 == 0o600
     again = run("--replay", kept, "--speed", "20", "--output", "json")
     assert (again.returncode, again.stderr) == (0, "")
 
@@ -289,7 +290,12 @@ def test_a_record_plays_again_line_by_line(tmp_path: Path, driver: FakeNvml) -> 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [(None, "cannot be read"), ("", "holds no line of a watch"), ("{}\n", ":1 is no line of a recorded watch")],
+    [
+        (None, "cannot be read"),
+        ("", "holds no line of a watch"),
+        ("{}\n", ":1 is no line of a recorded watch"),
+        ("x" * (5 << 20), ":1 is no line of a recorded watch"),
+    ],
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, text: str | None, why: str) -> None:
     path = tmp_path / "kept.jsonl"
