@@ -19,6 +19,7 @@ KEEP_BY = 256 << 20
 LATE, AWAY, NO_SPACE = "late", "the agent was away", "no space left on the disk"
 _MOST_WAITING = 64  # lines that a full disk holds up; what comes then is dropped
 _TAIL_BY = 64 << 10
+_PLENTY_BY, _SURE_S = 256 << 20, 1.0
 
 Now = Callable[[], Tuple[int, int]]
 
@@ -42,6 +43,7 @@ class Ticks:
         self._missed_from: Optional[int] = None
         self._why = ""
         self._begun = False
+        self._space = _Room()
 
     def hello(self, hello: Dict[str, Any]) -> None:
         """Say hello again: the source or the devices have changed."""
@@ -159,7 +161,7 @@ class PlainTicks(Ticks):
             self._lines.append_line(line)
 
     def _room(self) -> bool:
-        return has_room(self._lines)
+        return self._space.left(self._lines)
 
 
 class TickFile(Ticks):
@@ -246,15 +248,28 @@ class TickFile(Ticks):
             self._lines.append_line(line)
 
     def _room(self) -> bool:
-        return has_room(self._lines)
+        return self._space.left(self._lines)
 
 
-def has_room(lines: LineFile) -> bool:
+class _Room:
     """Whether nothing waits to be written, and what is left of the disk does not belong to the states."""
-    try:
-        return lines.flush() and free_by(lines.path) > MARGIN_BY
-    except OSError:
-        return False
+
+    def __init__(self) -> None:
+        self._sure_until = 0.0
+
+    def left(self, lines: LineFile) -> bool:
+        """Ask the disk; where there is plenty, once a second: less than the margin is written until then."""
+        try:
+            if not lines.flush():
+                return False
+            now = time.monotonic()
+            if now >= self._sure_until:
+                free = free_by(lines.path)
+                self._sure_until = now + _SURE_S if free > _PLENTY_BY else 0.0
+                return free > MARGIN_BY
+        except OSError:
+            return False
+        return True
 
 
 def _encoded(obj: Dict[str, Any]) -> bytes:
