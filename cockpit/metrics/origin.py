@@ -47,8 +47,9 @@ def origin(each: Sequence[Telemetry], meta: Mapping[str, Any]) -> dict[str, Any]
 def span(meta: Mapping[str, Any]) -> tuple[float, float] | None:
     """From when the run's first process lived to its end (s, wall clock); None where that is not known."""
     began, ended = meta.get("started"), meta.get("ended")
-    known = isinstance(began, (int, float)) and isinstance(ended, (int, float)) and ended > began
-    return (float(began), float(ended)) if known else None  # type: ignore[arg-type]
+    if isinstance(began, (int, float)) and isinstance(ended, (int, float)) and ended > began:
+        return float(began), float(ended)
+    return None
 
 
 def _by_own_clock(one: Telemetry, first: Telemetry, meta: Mapping[str, Any]) -> tuple[float, float]:

@@ -26,14 +26,7 @@ _PLAIN_S = 1.0
 def telemetry(args: argparse.Namespace) -> int:
     """Watch until Ctrl-C, or for --seconds; exit 3 where a server refused, or none was ever reached."""
     _check(args)
-    try:
-        return asyncio.run(_replay(args) if args.replay else _watch(args))
-    except BrokenPipeError:
-        raise
-    except BaseExceptionGroup as errors:  # the reader of our output went away
-        if errors.subgroup(BrokenPipeError) is not None:
-            raise BrokenPipeError from None
-        raise
+    return asyncio.run(_replay(args) if args.replay else _watch(args))
 
 
 def _check(args: argparse.Namespace) -> None:
