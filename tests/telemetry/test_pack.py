@@ -52,7 +52,7 @@ def test_any_change_of_the_source_changes_the_hash_of_its_package_alone(copy: Pa
         f.write("# changed\n")
     assert build_agent(copy).sha256 != build_agent().sha256
     assert build_code(copy).sha256 == build_code().sha256
-    with (copy / "schema.py").open("a") as f:
+    with (copy / "schema" / "base.py").open("a") as f:
         f.write("# changed\n")
     assert build_code(copy).sha256 != build_code().sha256
 
@@ -65,7 +65,7 @@ def _names(data: bytes) -> list[str]:
 
 def test_the_code_holds_the_runners_without_the_agent() -> None:
     names = _names(build_code().data)
-    assert {"runners/__init__.py", "runners/schema.py", "runners/wire.py"} <= set(names)
+    assert {"runners/__init__.py", "runners/schema/__init__.py", "runners/wire.py"} <= set(names)
     assert not [n for n in names if n.startswith("runners/agent/") or n.endswith(".pyc") or "__pycache__" in n]
 
 

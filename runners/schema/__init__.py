@@ -1,0 +1,71 @@
+"""The configuration that a runner gets: strict models, unknown keys refused.
+
+Defaults stand here, so that every key exists whatever a YAML file leaves out. Units stand in the names; counts are
+plain integers.
+"""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+from typing_extensions import Self  # pydantic brings it; typing has it from 3.11 on
+
+from runners.schema.base import Flag, NonNegative, Positive, Real, Strict, Whole, refuse
+from runners.schema.data import Data
+from runners.schema.model import Model
+from runners.schema.runner import CommandRunner, Declares, LogFormat, MegatronRunner, Runner, SmokeRunner
+from runners.schema.training import Parallel, Training
+
+__all__ = [
+    "ALL_STAGES",
+    "STAGES",
+    "CommandRunner",
+    "Data",
+    "Declares",
+    "Flag",
+    "LogFormat",
+    "MegatronRunner",
+    "Model",
+    "NonNegative",
+    "Parallel",
+    "Positive",
+    "Real",
+    "RunConfig",
+    "Runner",
+    "SmokeRunner",
+    "Strict",
+    "Training",
+    "Whole",
+    "refuse",
+]
+
+STAGES = ("data", "calibrate", "train", "wrap", "purge")
+ALL_STAGES = ("data", "train", "wrap")  # what stage=all stands for
+
+
+class RunConfig(Strict):
+    """The one resolved configuration of a run, as JSON beside it."""
+
+    model: Model = Model()
+    data: Data = Data()
+    training: Training = Training()
+    runner: Runner = MegatronRunner()
+
+    @model_validator(mode="after")
+    def _grid(self) -> Self:
+        p, m = self.training.parallel, self.model
+        for what, count, key, size in (
+            ("model.heads", m.heads, "training.parallel.tensor", p.tensor),
+            ("model.kv_heads", m.kv_heads, "training.parallel.tensor", p.tensor),
+            ("model.ffn", m.ffn, "training.parallel.tensor", p.tensor),
+            ("model.layers", m.layers, "training.parallel.pipeline", p.pipeline * (p.virtual_pipeline or 1)),
+        ):
+            if count % size:
+                raise refuse(f"{what} {count} does not divide by {key} {size}", key, what)
+        return self
+
+    @property
+    def processes(self) -> int:
+        """How many processes the runner starts."""
+        if isinstance(self.runner, SmokeRunner):
+            return self.runner.processes
+        return self.training.parallel.processes if isinstance(self.runner, MegatronRunner) else 1
