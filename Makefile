@@ -21,7 +21,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(PIP) -e '.[train,serve,dev]'
+	$(PIP) -e '.[train,data,mlperf,export,serve,dev]'
 	@touch $@
 
 run: $(VENV)/.run
