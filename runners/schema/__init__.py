@@ -13,7 +13,7 @@ from runners.schema.base import Flag, NonNegative, Positive, Real, Strict, Whole
 from runners.schema.data import Data
 from runners.schema.model import Model
 from runners.schema.runner import CommandRunner, Declares, LogFormat, MegatronRunner, Runner, SmokeRunner
-from runners.schema.training import Parallel, Training
+from runners.schema.training import Kernels, Libraries, LossScale, Parallel, Training
 
 __all__ = [
     "ALL_STAGES",
@@ -22,7 +22,10 @@ __all__ = [
     "Data",
     "Declares",
     "Flag",
+    "Kernels",
+    "Libraries",
     "LogFormat",
+    "LossScale",
     "MegatronRunner",
     "Model",
     "NonNegative",
