@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self  # pydantic brings it; typing has it from 3.11 on
 
-from runners.schema.base import NonNegative, Positive, Real, Strict, Whole, refuse
+from runners.schema.base import Flag, NonNegative, Positive, Real, Strict, Whole, refuse
 
 
 class Data(Strict):
@@ -18,6 +18,8 @@ class Data(Strict):
     `source` pydoc is the documentation that every Python carries, synthetic a seeded random walk, files the local
     text files in `paths`. `samples` bounds the documents read; None reads all. `train_split` is the share of
     documents for training, 0..1, the rest is for validation.
+    `tokenizer` null trains one of at most `tokenizer_vocab` entries on the documents, else it is the repo id or the
+    local folder of a published one. `offline` looks for nothing on the network.
     """
 
     name: str = "pydoc"
@@ -25,13 +27,17 @@ class Data(Strict):
     paths: tuple[str, ...] = ()
     samples: Positive | None = None
     train_split: Annotated[Real, Field(gt=0, le=1)] = 1.0
+    tokenizer: str | None = None
+    tokenizer_revision: str | None = None
+    offline: Flag = False
     tokenizer_vocab: Annotated[Whole, Field(ge=257)] = 1024
     seed: NonNegative = 1234
 
     @property
     def request(self) -> str:
         """16 hex digits over what decides the prepared data; `<request>.entry` in the cache names the entry made."""
-        asked = self.model_dump(mode="json", include={"source", "paths", "samples", "tokenizer_vocab", "seed"})
+        keys = {"source", "paths", "samples", "tokenizer", "tokenizer_revision", "tokenizer_vocab", "seed"}
+        asked = self.model_dump(mode="json", include=keys)
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
