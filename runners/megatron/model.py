@@ -15,32 +15,13 @@ from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
 
+from runners.megatron import attention
 from runners.megatron.backend import Backend
 from runners.schema import RunConfig
-
-ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
-
-
-class SdpaAttention(MegatronModule):
-    """Causal core attention by torch's scaled dot product: the portable kernel of CPU, CUDA and ROCm."""
-
-    def __init__(self, config: Any, *_args: Any, softmax_scale: float | None = None, **_kwargs: Any) -> None:
-        super().__init__(config=config)
-        self.scale = softmax_scale
-
-    def forward(self, query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> Any:
-        """query [s, b, heads, d], key and value [s, b, key-value heads, d] -> [s, b, heads x d]."""
-        length, batch = query.shape[0], query.shape[1]
-        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        out = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-        return out.permute(2, 0, 1, 3).reshape(length, batch, -1)
 
 
 def transformer_config(config: RunConfig, backend: Backend) -> TransformerConfig:
@@ -80,7 +61,7 @@ def build(config: RunConfig, backend: Backend, padded_vocab: int) -> list[Any]:
         stage = index if config.training.parallel.virtual_pipeline else None
         chunk = GPTModel(
             transformer_config(config, backend),
-            layer_spec(),
+            layer_spec(config),
             padded_vocab,
             config.training.sequence_length,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=stage is None, vp_stage=stage),
@@ -96,10 +77,10 @@ def build(config: RunConfig, backend: Backend, padded_vocab: int) -> list[Any]:
     return chunks
 
 
-def layer_spec() -> ModuleSpec:
+def layer_spec(config: RunConfig) -> ModuleSpec:
     """megatron-core's own layers with our core attention."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = SdpaAttention
+    spec.submodules.self_attention.submodules.core_attention = attention.core(config)
     return spec
 
 

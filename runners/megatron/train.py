@@ -20,13 +20,11 @@ from runners.data import prepare, samples
 from runners.data.prepare import Entry
 from runners.data.samples import micro_batches
 from runners.errors import ConfigurationError, writing
-from runners.megatron import flops, grid, model, optimizer, report, schedules
+from runners.megatron import attention, flops, grid, model, optimizer, report, schedules
 from runners.megatron.backend import Backend, select
 from runners.schema import RunConfig
 from runners.stages import Context, Outcome
 from runners.stages.wrap import artifact
-
-VALIDATION_STEPS = 16  # at most so many global batches
 
 
 @dataclass
@@ -93,10 +91,10 @@ def run(context: Context) -> Outcome:
         validation, count = validate(training)
         if process.last:
             if count:
-                reporter.validation(validation)
+                reporter.validation(config.training.iterations, validation)
             _finish(context, reporter, loss, seconds, validation)
         dist.barrier()  # nobody leaves while another still works: its loss of a peer would hide the real cause
-    return Outcome("done", f"{config.training.train_iters} iterations")
+    return Outcome("done", f"{config.training.iterations} iterations")
 
 
 def set_up(config: RunConfig, backend: Backend, entry: Entry, index: Path, vocab: int) -> Training:
@@ -133,10 +131,10 @@ def loop(training: Training, reporter: report.Reporter, *, speak: bool) -> tuple
     gc.collect()
     gc.freeze()  # the model is no garbage: later collections need not look at it
     loss, total = None, 0.0
-    batches = training.batches(training.samples, training.config.training.train_iters)
+    batches = training.batches(training.samples, training.config.training.iterations)
     training.backend.synchronise()
     begin = time.perf_counter()
-    for number in range(1, training.config.training.train_iters + 1):
+    for number in range(1, training.config.training.iterations + 1):
         rate = optimizer.learning_rate(training.config.training, number)
         losses, norm, skipped = one_step(training, batches, rate)
         loss = mean_loss(training, losses)
@@ -146,6 +144,12 @@ def loop(training: Training, reporter: report.Reporter, *, speak: bool) -> tuple
         total += seconds
         if speak:
             reporter.iteration(report.Step(number, loss, seconds, rate, norm, skipped))
+        if _evaluates(training, number):
+            validation, _count = validate(training)
+            if speak:
+                reporter.validation(number, validation)
+            training.backend.synchronise()
+            begin = time.perf_counter()  # the pause is no part of the next step
     return loss, total
 
 
@@ -175,18 +179,33 @@ def one_step(
 
 @torch.no_grad()
 def validate(training: Training) -> tuple[float | None, int]:
-    """The mean loss over the validation documents and the number of samples it is of, at most VALIDATION_STEPS
-    global batches; (None, 0) where they do not fill one. The loss is known on the last pipeline stage.
+    """The mean loss over the validation documents and the number of samples it is of, at most `eval_iters` global
+    batches, always the same; (None, 0) where they do not fill one. The loss is known on the last pipeline stage.
     """
     size = training.config.training.global_batch
-    steps = min(VALIDATION_STEPS, len(training.validation) // size) if training.validation is not None else 0
+    steps = validation_steps(training)
     if not steps:
         return None, 0
     for chunk in training.chunks:
         chunk.eval()
     batches = training.batches(training.validation, steps)
     losses = [entry for _ in range(steps) for entry in training.pipeline(batches, forward_only=True)]
+    for chunk in training.chunks:
+        chunk.train()
     return mean_loss(training, losses), steps * size
+
+
+def validation_steps(training: Training) -> int:
+    """How many global batches a validation takes; 0 where its documents do not fill one."""
+    settings = training.config.training
+    return 0 if training.validation is None else min(settings.eval_iters, len(training.validation) // settings.global_batch)
+
+
+def _evaluates(training: Training, number: int) -> bool:
+    """Whether a validation follows iteration `number`; the one after the last is not the loop's."""
+    settings = training.config.training
+    due = settings.evaluate and number % settings.eval_interval == 0 and number < settings.iterations
+    return due and validation_steps(training) > 0
 
 
 def forward_step(batches: Iterator[Any], chunk: Any) -> tuple[Any, Any]:
@@ -241,7 +260,7 @@ def _introduce(context: Context, backend: Backend, entry: Entry, vocab: int) -> 
         backend=backend.name,
         collective=backend.collective,
         precision=config.training.precision,
-        attention=model.ATTENTION,
+        attention=attention.ATTENTION,
         transformer_impl="local",
     )
     message = f"torch {data['torch']['version']}, megatron-core {data['megatron_core']}, {backend.name}"
@@ -260,9 +279,9 @@ def _finish(
         "run": context.run,
         "final_loss": loss,
         "validation_loss": validation,
-        "steps": training.train_iters,
+        "steps": training.iterations,
         "tokens": reporter.tokens,
-        "samples": training.train_iters * training.global_batch,
+        "samples": training.iterations * training.global_batch,
         "seconds": seconds,
         "nan_iterations": reporter.nan_iterations,
         "skipped_iterations": reporter.skipped_iterations,
@@ -276,7 +295,7 @@ def _finish(
         os.replace(part, folder / "train.json")
     artifact(folder, folder / "train.json")
     told = "no number" if loss is None else f"{loss:.4f}"
-    message = f"final loss {told} after {training.train_iters} iterations in {seconds:.1f} s"
+    message = f"final loss {told} after {training.iterations} iterations in {seconds:.1f} s"
     if reporter.nan_iterations or reporter.skipped_iterations:
         message += f"; {reporter.nan_iterations} nan and {reporter.skipped_iterations} skipped iterations"
     level = "warning" if reporter.nan_iterations or reporter.skipped_iterations else "info"
