@@ -10,7 +10,9 @@ from pydantic import model_validator
 from typing_extensions import Self  # pydantic brings it; typing has it from 3.11 on
 
 from runners.schema.base import Flag, NonNegative, Positive, Real, Strict, Whole, refuse
+from runners.schema.checkpoint import Checkpoint
 from runners.schema.data import Data
+from runners.schema.lora import LoraRunner
 from runners.schema.model import Model
 from runners.schema.runner import CommandRunner, Declares, LogFormat, MegatronRunner, Runner, SmokeRunner
 from runners.schema.training import Kernels, Libraries, LossScale, Parallel, Training
@@ -18,6 +20,7 @@ from runners.schema.training import Kernels, Libraries, LossScale, Parallel, Tra
 __all__ = [
     "ALL_STAGES",
     "STAGES",
+    "Checkpoint",
     "CommandRunner",
     "Data",
     "Declares",
@@ -25,6 +28,7 @@ __all__ = [
     "Kernels",
     "Libraries",
     "LogFormat",
+    "LoraRunner",
     "LossScale",
     "MegatronRunner",
     "Model",
@@ -69,6 +73,6 @@ class RunConfig(Strict):
     @property
     def processes(self) -> int:
         """How many processes the runner starts."""
-        if isinstance(self.runner, SmokeRunner):
+        if isinstance(self.runner, SmokeRunner | LoraRunner):
             return self.runner.processes
         return self.training.parallel.processes if isinstance(self.runner, MegatronRunner) else 1

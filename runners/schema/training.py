@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self  # pydantic brings it; typing has it from 3.11 on
 
 from runners.schema.base import Flag, NonNegative, Positive, Real, Strict, refuse
+from runners.schema.checkpoint import Checkpoint
+
+WARMUP_STEPS = 10  # iterations of warm-up where nothing is said
 
 
 class Parallel(Strict):
@@ -63,17 +66,35 @@ class Libraries(Strict):
 
 
 class Training(Strict):
-    """How it is trained. `backend` is the device family; batches count sequences; warmup_steps counts iterations."""
+    """How it is trained. `backend` is the device family; batches count sequences.
+
+    How long, the warm-up and the decay are counted in iterations (`train_iters`, `warmup_steps`, `decay_steps`) or in
+    sequences (`train_samples`, `warmup_samples`, `decay_samples`), all in the same. The decay lasts the whole
+    training where neither is said, and includes the warm-up, as in Megatron. With `evaluate` the loss over up to
+    `eval_iters` global batches of the validation documents is told every `eval_interval` iterations; without, which
+    is what a benchmark wants, at most once, after the last.
+    """
+
+    # The key that counts iterations, and its twin that counts sequences: of a pair one at most has a value.
+    TWINS: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("train_iters", "train_samples"),
+        ("warmup_steps", "warmup_samples"),
+        ("decay_steps", "decay_samples"),
+    )
 
     name: str = "cpu"
     backend: Literal["cpu", "cuda", "rocm"] = "cpu"
-    train_iters: Positive = 120
+    train_iters: Positive | None = 120
+    train_samples: Positive | None = None
     sequence_length: Positive = 128
     micro_batch: Positive = 4
     global_batch: Positive = 8
     learning_rate: Annotated[Real, Field(gt=0)] = 1e-3
     min_learning_rate: Annotated[Real, Field(ge=0)] = 1e-4
-    warmup_steps: NonNegative = 10
+    warmup_steps: NonNegative | None = WARMUP_STEPS
+    warmup_samples: NonNegative | None = None
+    decay_steps: Positive | None = None
+    decay_samples: Positive | None = None
     schedule: Literal["cosine", "constant"] = "cosine"
     weight_decay: Annotated[Real, Field(ge=0)] = 0.1
     adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = 0.9
@@ -91,7 +112,87 @@ class Training(Strict):
     init_std: Annotated[Real, Field(gt=0)] = 0.02
     seed: NonNegative = 1234
     threads: Positive = 1  # CPU threads a process
+    stop_on_nan: Flag = True  # a loss that is no number ends the training; false skips its update and goes on
+    checkpoint: Checkpoint = Checkpoint()
+    evaluate: Flag = False
+    eval_interval: Positive = 100
+    eval_iters: Positive = 16
     parallel: Parallel = Parallel()
+
+    @property
+    def iterations(self) -> int:
+        """How many iterations the training has, whichever way its length is said."""
+        return self.train_iters if self.train_iters is not None else (self.train_samples or 0) // self.global_batch
+
+    @property
+    def warmup(self) -> float:
+        """Iterations until the learning rate is at its peak; a part of one where sequences are counted."""
+        return self._counted(self.warmup_steps, self.warmup_samples) or 0.0
+
+    @property
+    def decay(self) -> float:
+        """Iterations until the learning rate is at its lowest, the warm-up among them."""
+        return self._counted(self.decay_steps, self.decay_samples) or float(self.iterations)
+
+    def _counted(self, steps: int | None, samples: int | None) -> float | None:
+        return float(steps) if steps is not None else None if samples is None else samples / self.global_batch
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_samples(cls, said: Any) -> Any:
+        """Who counts in sequences need not unsay the defaults, which count in iterations."""
+        if not isinstance(said, dict) or said.get("train_samples") is None:
+            return said
+        said = {"train_iters": None, **said}
+        if "warmup_steps" not in said:
+            batch = said.get("global_batch", cls.model_fields["global_batch"].default)
+            said["warmup_steps"] = None
+            if isinstance(batch, int):
+                said.setdefault("warmup_samples", WARMUP_STEPS * batch)
+        return said
+
+    @model_validator(mode="after")
+    def _length(self) -> Self:
+        for steps, samples in self.TWINS:
+            if getattr(self, steps) is not None and getattr(self, samples) is not None:
+                raise refuse(
+                    f"training.{steps} {getattr(self, steps)} and training.{samples} {getattr(self, samples)} exclude"
+                    f" each other: set one to null",
+                    samples,
+                    steps,
+                )
+        if self.train_iters is None and self.train_samples is None:
+            raise refuse("one of training.train_iters and training.train_samples must be set", *self.TWINS[0])
+        own = 0 if self.train_iters is not None else 1
+        for pair in self.TWINS[1:]:
+            if getattr(self, pair[1 - own]) is not None:
+                raise refuse(
+                    f"training.{self.TWINS[0][own]} and training.{pair[1 - own]} do not count the same: set"
+                    f" training.{pair[own]} in its place, or training.{pair[1 - own]}=null",
+                    pair[1 - own],
+                    self.TWINS[0][own],
+                )
+        if not self.iterations:
+            raise refuse(
+                f"training.train_samples {self.train_samples} is less than one training.global_batch"
+                f" {self.global_batch}",
+                "train_samples",
+                "global_batch",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _decays(self) -> Self:
+        own = 0 if self.train_iters is not None else 1
+        warmup, decay = self.TWINS[1][own], self.TWINS[2][own]
+        if getattr(self, decay) is not None and self.decay <= self.warmup:
+            raise refuse(
+                f"training.{decay} {getattr(self, decay)} must be above training.{warmup} {getattr(self, warmup)},"
+                f" which it includes",
+                decay,
+                warmup,
+            )
+        return self
 
     @model_validator(mode="after")
     def _rates(self) -> Self:
