@@ -10,7 +10,6 @@ from pydantic import model_validator
 from typing_extensions import Self  # pydantic brings it; typing has it from 3.11 on
 
 from runners.schema.base import Flag, NonNegative, Positive, Real, Strict, Whole, refuse
-from runners.schema.checkpoint import Checkpoint
 from runners.schema.data import Data
 from runners.schema.lora import LoraRunner
 from runners.schema.model import Model
@@ -20,7 +19,6 @@ from runners.schema.training import Kernels, Libraries, LossScale, Parallel, Tra
 __all__ = [
     "ALL_STAGES",
     "STAGES",
-    "Checkpoint",
     "CommandRunner",
     "Data",
     "Declares",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from runners.schema.base import NonNegative, Positive, Real, Strict, Whole
+from runners.schema.lora import LoraRunner
 
 
 class MegatronRunner(Strict):
@@ -63,4 +64,4 @@ class CommandRunner(Strict):
     declares: Declares = Declares()
 
 
-Runner = Annotated[MegatronRunner | SmokeRunner | CommandRunner, Field(discriminator="name")]
+Runner = Annotated[MegatronRunner | SmokeRunner | LoraRunner | CommandRunner, Field(discriminator="name")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runners.errors import ConfigurationError, require
-from runners.schema import CommandRunner, SmokeRunner
+from runners.schema import CommandRunner, LoraRunner, SmokeRunner
 from runners.stages import Context, Outcome
 
 
@@ -20,6 +20,11 @@ def run(context: Context) -> Outcome:
         from runners import smoke
 
         return smoke.run(context)
+    if isinstance(runner, LoraRunner):
+        require("torch", "transformers", "peft")
+        from runners import lora
+
+        return lora.run(context)
     require("torch", "megatron.core", "tokenizers")
     from runners.data import prepare, quiet
     from runners.megatron import grid
