@@ -10,6 +10,7 @@ from pydantic import model_validator
 from typing_extensions import Self  # pydantic brings it; typing has it from 3.11 on
 
 from runners.schema.base import Flag, NonNegative, Positive, Real, Strict, Whole, refuse
+from runners.schema.checkpoint import Checkpoint
 from runners.schema.data import Data
 from runners.schema.lora import LoraRunner
 from runners.schema.model import Model
@@ -19,6 +20,7 @@ from runners.schema.training import Kernels, Libraries, LossScale, Parallel, Tra
 __all__ = [
     "ALL_STAGES",
     "STAGES",
+    "Checkpoint",
     "CommandRunner",
     "Data",
     "Declares",
@@ -66,6 +68,16 @@ class RunConfig(Strict):
         ):
             if count % size:
                 raise refuse(f"{what} {count} does not divide by {key} {size}", key, what)
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation(self) -> Self:
+        if self.training.evaluate and self.data.train_split == 1:
+            raise refuse(
+                "training.evaluate needs documents to validate on, but data.train_split is 1.0: all of them train",
+                "training.evaluate",
+                "data.train_split",
+            )
         return self
 
     @property
