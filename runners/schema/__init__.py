@@ -13,7 +13,7 @@ from runners.schema.base import Flag, NonNegative, Positive, Real, Strict, Whole
 from runners.schema.checkpoint import Checkpoint
 from runners.schema.data import Data
 from runners.schema.lora import LoraRunner
-from runners.schema.model import Model
+from runners.schema.model import Model, RopeScaling
 from runners.schema.runner import CommandRunner, Declares, LogFormat, MegatronRunner, Runner, SmokeRunner
 from runners.schema.training import Kernels, Libraries, LossScale, Parallel, Training
 
@@ -36,6 +36,7 @@ __all__ = [
     "Parallel",
     "Positive",
     "Real",
+    "RopeScaling",
     "RunConfig",
     "Runner",
     "SmokeRunner",
@@ -68,6 +69,17 @@ class RunConfig(Strict):
         ):
             if count % size:
                 raise refuse(f"{what} {count} does not divide by {key} {size}", key, what)
+        return self
+
+    @model_validator(mode="after")
+    def _reach(self) -> Self:
+        sequence, most = self.training.sequence_length, self.model.max_sequence
+        if most is not None and sequence > most:
+            raise refuse(
+                f"training.sequence_length {sequence} is longer than the model takes, model.max_sequence {most}",
+                "training.sequence_length",
+                "model.max_sequence",
+            )
         return self
 
     @model_validator(mode="after")
