@@ -32,6 +32,9 @@ class Listener:
     def step(self, step: Step) -> None:
         """A step was made."""
 
+    def evaluating(self, step: int) -> None:
+        """A validation begins after `step`."""
+
     def evaluated(self, step: int, loss: float, samples: int, tokens: int) -> None:
         """The validation's mean loss after `step`, over `samples` samples and `tokens` target tokens."""
 
@@ -54,6 +57,11 @@ class Chorus(Listener):
         """Tell all."""
         for listener in self.listeners:
             listener.step(step)
+
+    def evaluating(self, step: int) -> None:
+        """Tell all."""
+        for listener in self.listeners:
+            listener.evaluating(step)
 
     def evaluated(self, step: int, loss: float, samples: int, tokens: int) -> None:
         """Tell all."""

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self  # pydantic brings it; typing has it from 3.11 on
 
 from runners.schema.base import Flag, NonNegative, Positive, Real, Strict, refuse
+from runners.schema.mlperf import MLPerf
 
 Share = Annotated[Real, Field(ge=0, lt=1)]
 Above = Annotated[Real, Field(gt=0)]
@@ -69,6 +70,7 @@ class LoraRunner(Strict):
     merge: Flag = False
     seed: NonNegative = 42
     eval_every: Positive | None = None
+    eval_from: NonNegative = 0  # samples before which there is no validation
     target_loss: Above | None = None
     save: Flag = True
     save_every: Positive | None = None
@@ -79,6 +81,7 @@ class LoraRunner(Strict):
     log_batches: Literal["all", "first-last", "none"] = "first-last"
     report_json: str | None = None  # a further copy of report.json
     track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
+    mlperf: MLPerf | None = None  # prints MLPerf's log too
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
