@@ -1,27 +1,24 @@
 """Floating-point operations a trained token costs, by three conventions that published figures use.
 
-P counts the parameters of matrix multiplications: attention, SwiGLU (three matrices) and the logits, not the input
-embedding; grouped queries shrink the key and value projections but not the attention core. h = heads x head size, L
-layers, s sequence length; forward and backward together:
-
-A  6 P                    no attention core (nanoGPT style)
-B  6 P + 6 L h s          causal attention counts half (Megatron-LM); the convention of every TFLOP/s here
-C  6 P + 12 L h s         the full square (PaLM appendix B)
+`runners.sizes` has the arithmetic, the same that a run of ours counts with; here is what a record says of its shape.
+B (6 P + 6 L h s, causal attention counts half) is the convention of every TFLOP/s here.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-CONVENTION = "B"
+from runners import sizes
+from runners.sizes import CONVENTION, padded_vocab
+
+__all__ = ["CONVENTION", "Shape", "flops_per_token", "padded_vocab", "token_cost"]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder-only transformer in Llama's shape; `vocab` as the logits have it, padding included."""
+    """A decoder-only transformer; `vocab` as the logits have it, padding included."""
 
     layers: int
     hidden: int
@@ -29,26 +26,13 @@ class Shape:
     kv_heads: int
     ffn: int
     vocab: int
-
-    @property
-    def matmul_parameters(self) -> int:
-        """P: parameters that take part in a matrix multiplication for every token."""
-        head = self.hidden // self.heads
-        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * head
-        return self.layers * (attention + 3 * self.hidden * self.ffn) + self.hidden * self.vocab
+    architecture: str = "llama"
 
 
 def flops_per_token(shape: Shape, sequence_length: int) -> dict[str, float]:
     """FLOP a token of training at `sequence_length` tokens a sequence, by convention A, B and C."""
-    base = 6.0 * shape.matmul_parameters
-    core = 6.0 * shape.layers * shape.hidden * sequence_length
-    return {"A": base, "B": base + core, "C": base + 2 * core}
-
-
-def padded_vocab(vocab: int, multiple: int, tensor: int = 1) -> int:
-    """`vocab` rounded up to a multiple of `multiple` times the tensor parallel size."""
-    unit = multiple * tensor
-    return math.ceil(vocab / unit) * unit
+    counted = sizes.per_token(shape, shape.vocab, sequence_length)
+    return {convention: float(flop) for convention, flop in counted.items()}
 
 
 def token_cost(config: Mapping[str, Any], model: Mapping[str, Any]) -> float | None:
@@ -68,10 +52,11 @@ def token_cost(config: Mapping[str, Any], model: Mapping[str, Any]) -> float | N
         vocab = padded_vocab(shape["vocab"], shape.get("vocab_multiple", 1), tensor)
     if vocab is None:
         return None
-    sizes = {key: shape[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn") if key in shape}
-    if len(sizes) < 5:
+    known = {key: shape[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn") if key in shape}
+    if len(known) < 5:
         return None
-    return flops_per_token(Shape(**sizes, vocab=vocab), length)[CONVENTION]
+    architecture = shape.get("architecture") or "llama"  # what runs recorded before there was a choice
+    return flops_per_token(Shape(**known, vocab=vocab, architecture=architecture), length)[CONVENTION]
 
 
 def _sequence_length(config: Mapping[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ from runners.schema.base import Flag, Positive, Real, Strict, refuse
 
 
 class RopeScaling(Strict):
-    """Llama 3's stretching of rotary positions: waves much longer than `original_sequence` turn `factor` times slower.
+    """Llama 3's stretching of rotary positions: what turns slowly turns `factor` times slower still.
 
     The two frequency factors bound where it begins and where it is whole, in turns over the original sequence.
     """
