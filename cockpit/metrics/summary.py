@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cockpit.core.events import Diagnostic
 from cockpit.core.text import finite
-from cockpit.metrics import figures, flops, interval, iterations, nodes, origin, steady
+from cockpit.metrics import figures, flops, interval, iterations, nodes, origin, steady, target
 from cockpit.metrics.specs import gpu_spec
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ P99_NEEDS = 100
 _STEP_S = (1e-9, 1e9)  # seconds: what lies outside is no step time but a damaged log
 _NO_GPU = "no GPU on this server"
 _PER_TOKEN = ("energy_per_token_j", "tokens_per_j")
-_SAID = ("provenance", "model", "data", "calibrate")  # diagnostics that speak of the whole run
+_SAID = ("provenance", "model", "data", "calibrate", "target")  # diagnostics that speak of the whole run
 
 UNITS: dict[str, str] = {
     "tokens_per_s": "token/s",
@@ -361,7 +361,7 @@ def _energy(run: _Run) -> None:
 
 
 def _goals(run: _Run) -> None:
-    """tokens_per_usd (from the plan's price of a GPU) and time_to_target_min, which needs a target."""
+    """tokens_per_usd (from the plan's price of a GPU) and time_to_target_min."""
     price = (run.meta.get("plan") or {}).get("usd_per_gpu_hour")
     speed = run.metrics["tokens_per_s_gpu"]
     if not price:
@@ -370,7 +370,9 @@ def _goals(run: _Run) -> None:
         run.put("tokens_per_usd", None, note=f"the price is of a GPU's hour, but: {speed['note']}")
     else:
         run.put("tokens_per_usd", speed["value"] * 3600 / price, n=speed["n"], note=f"{price:g} USD a GPU and hour")
-    run.put("time_to_target_min", None, note="no target is configured")
+    wanted = (run.config.get("runner") or {}).get("target_loss")
+    value, why = target.minutes(run.said.get("target"), wanted)
+    run.put("time_to_target_min", value, note=why)
 
 
 def _provenance(run: _Run) -> dict[str, Any]:

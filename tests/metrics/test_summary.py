@@ -296,3 +296,35 @@ def test_whatever_the_log_holds_the_summary_is_json_without_nan(took: list[float
 def test_an_odd_line_costs_no_run_its_summary(odd: dict[str, Any]) -> None:
     found = summarise(meta(), columns(np.full(20, 0.5)), **odd)
     assert found["metrics"]["tokens_per_s"]["value"] == pytest.approx(2048)
+
+
+def test_time_to_target_is_what_the_runner_timed() -> None:
+    reached = told("target", reached=True, target_loss=0.925, loss=0.921, seconds=1402.2, samples=3072)
+    summary = summarise(meta(), columns(STEP), diagnostics=[reached])
+    assert value(summary, "time_to_target_min") == pytest.approx(23.37)
+    assert note(summary, "time_to_target_min") == "to loss 0.925 after 3,072 samples"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            {"reached": False, "target_loss": 0.925, "loss": 0.931, "seconds": 99.0},
+            "was not reached: the last",
+        ),
+        ({"reached": True, "target_loss": 0.925, "seconds": float("nan")}, "was not reached"),
+        ({"reached": True, "target_loss": 10**400, "seconds": True}, "the target was not reached"),
+        ({}, "the target was not reached"),
+    ],
+)
+def test_a_target_that_was_not_reached_has_no_time(said: dict[str, Any], why: str) -> None:
+    summary = summarise(meta(), columns(STEP), diagnostics=[told("target", **said)])
+    assert value(summary, "time_to_target_min") is None
+    assert why in note(summary, "time_to_target_min")
+
+
+def test_a_configured_target_that_nothing_was_said_of_is_named() -> None:
+    about = meta()
+    assert note(summarise(about, columns(STEP)), "time_to_target_min") == "no target is configured"
+    about["config"] = {**about["config"], "runner": {"name": "lora", "target_loss": 0.9}}
+    assert "did not come as far" in note(summarise(about, columns(STEP)), "time_to_target_min")
