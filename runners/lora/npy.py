@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runners import wire
 from runners.errors import ConfigurationError
 from runners.schema import LoraRunner
 
@@ -27,6 +28,18 @@ def ensure(context: Context, runner: LoraRunner) -> tuple[Entry, bool]:
     from runners.mlperf import gov_report
 
     return gov_report.ensure(runner.data, context.folders.cache, key=KEY, offline=runner.local_files_only)
+
+
+def made(context: Context) -> Context:
+    """What stage=data does first: convert what is not yet, say what it is, and name its files in the context."""
+    runner = context.config.runner
+    if not isinstance(runner, LoraRunner) or not asks(runner) or context.process.local_rank != 0:
+        return context
+    entry, fresh = ensure(context, runner)
+    if context.process.first:
+        wire.emit("diagnostic", **entry.diagnostic())
+    print(f"[DATA] {entry.path}: {'converted' if fresh else 'already converted'}", flush=True)
+    return prepared(context)
 
 
 def prepared(context: Context) -> Context:

@@ -22,9 +22,10 @@ def run(context: Context) -> Outcome:
         return smoke.run(context)
     if isinstance(runner, LoraRunner):
         require("torch", "transformers", "peft")
-        from runners import lora
+        from runners import lora, mlperf
+        from runners.lora import npy
 
-        return lora.run(context)
+        return lora.run(npy.prepared(context), mlperf.listeners(runner))
     require("torch", "megatron.core", "tokenizers")
     from runners.data import prepare, quiet
     from runners.megatron import grid
