@@ -1,7 +1,4 @@
-"""What differs between device families, behind one interface; everything else is the same on all of them.
-
-The CUDA and ROCm backends have their place beside `cpu.py`; choosing one that is not there is an error.
-"""
+"""What differs between device families, behind one interface; everything else is the same on all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from runners.errors import ConfigurationError
+from runners.megatron.optimizer import Updates
 from runners.schema import RunConfig, Training
 
 
@@ -32,17 +29,23 @@ class Backend(Protocol):
     def seed(self, seed: int) -> None:
         """Seed torch and megatron-core's generators."""
 
-    def transformer_options(self) -> dict[str, Any]:
+    def transformer_options(self, training: Training) -> dict[str, Any]:
         """What the TransformerConfig gets beyond the model's shape."""
 
     def adapt(self, chunk: Any, rope_base: float) -> None:
         """Fit a fresh GPTModel chunk to the device."""
 
-    def wrap(self, chunk: Any, group: Any) -> Any:
-        """The chunk for data parallelism over `group`: megatron-core's data-parallel interface."""
+    def wrap(self, chunk: Any, training: Training, *, index: int, group: Any) -> Any:
+        """Chunk number `index` for data parallelism over `group`: megatron-core's data-parallel interface."""
 
-    def optimizer(self, groups: list[dict[str, Any]], training: Training) -> Any:
-        """AdamW over parameter groups ({"params", "weight_decay"})."""
+    def updates(self, chunks: list[Any], training: Training, groups: Any) -> Updates:
+        """AdamW over the wrapped chunks' parameters."""
+
+    def kernels(self, config: RunConfig) -> dict[str, str]:
+        """What `auto` stands for here: layer, loss and optimizer, each "plain" or "fused"."""
+
+    def row_loss(self) -> Any:
+        """The row loss (runners.megatron.loss) of this device."""
 
     def communicator(self, group: Any, config: Any) -> Any:
         """The pipeline's point-to-point transport over `group`."""
@@ -53,18 +56,19 @@ class Backend(Protocol):
     def synchronise(self) -> None:
         """Wait until the device has done all that was asked, so that a clock reading means something."""
 
+    def peak_memory_by(self) -> int:
+        """The most memory that this process held on its device, in bytes."""
+
     def packages(self) -> Iterable[str]:
         """Distributions beyond the common ones whose version belongs into the provenance."""
 
 
 def select(name: str) -> Backend:
-    """The backend for `training.backend`; ConfigurationError where this version has none."""
+    """The backend for `training.backend`."""
     if name == "cpu":
         from runners.megatron.cpu import CpuBackend
 
         return CpuBackend()
-    raise ConfigurationError(
-        f"training.backend={name}: this version's Megatron runner trains on the cpu backend only.",
-        hint="Set training=cpu.",
-        every_rank=True,
-    )
+    from runners.megatron.gpu import GpuBackend
+
+    return GpuBackend(name)

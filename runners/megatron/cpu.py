@@ -13,7 +13,10 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch.overrides import TorchFunctionMode
 
 from runners.errors import ConfigurationError
+from runners.megatron import report
+from runners.megatron.context import cut
 from runners.megatron.ddp import HostDataParallel
+from runners.megatron.optimizer import HostUpdates
 from runners.megatron.p2p import HostCommunicator
 from runners.schema import RunConfig, Training
 
@@ -36,6 +39,10 @@ class HostRotary(RotaryEmbedding):
         freqs = self.get_freqs_non_repeated(max_seq_len, offset)
         return torch.cat((freqs, freqs), dim=-1)[:, None, None, :]
 
+    def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Any:
+        """The angles of this context rank's part of the sequence."""
+        return cut(self.get_emb(max_seq_len, offset), 0, cp_group or self.cp_group)
+
 
 class CpuBackend:
     """Trains on the processors of a machine; the same code path as on GPUs but for what stands in this file."""
@@ -57,6 +64,19 @@ class CpuBackend:
                 hint="Set training.precision=fp32.",
                 every_rank=True,
             )
+        if training.kernels.layer == "fused":
+            raise ConfigurationError(
+                "training.kernels.layer=fused: those kernels are for GPUs.",
+                hint="Set training.kernels.layer=auto.",
+                every_rank=True,
+            )
+        if training.parallel.sequence:
+            raise ConfigurationError(
+                "training.parallel.sequence=true is not possible on the cpu backend: megatron-core makes its"
+                " buffers on a GPU.",
+                hint="Set training.parallel.sequence=false.",
+                every_rank=True,
+            )
         if config.model.tied_embeddings and training.parallel.pipeline > 1:
             raise ConfigurationError(
                 "model.tied_embeddings=true with training.parallel.pipeline above 1 is not possible on the cpu"
@@ -76,7 +96,7 @@ class CpuBackend:
         initialize_rng_tracker(inference_rng_tracker=True)
         torch.manual_seed(seed)
 
-    def transformer_options(self) -> dict[str, Any]:
+    def transformer_options(self, training: Training) -> dict[str, Any]:
         """No fusions (they are CUDA's or compiled at run time), point-to-point calls one by one."""
         return {
             "use_cpu_initialization": True,
@@ -97,19 +117,24 @@ class CpuBackend:
             chunk.config.kv_channels, 1.0, rotary_base=rope_base, use_cpu_initialization=True
         )
 
-    def wrap(self, chunk: Any, group: Any) -> HostDataParallel:
+    def wrap(self, chunk: Any, training: Training, *, index: int, group: Any) -> HostDataParallel:
         """Data parallelism with one all-reduce a step over a flat gradient buffer."""
         return HostDataParallel(chunk, group)
 
-    def optimizer(self, groups: list[dict[str, Any]], training: Training) -> torch.optim.AdamW:
-        """torch's AdamW with its fused CPU kernel: one pass over the state."""
-        return torch.optim.AdamW(
-            groups,
-            lr=training.learning_rate,
-            betas=(training.adam_beta1, training.adam_beta2),
-            eps=training.adam_eps,
-            fused=True,
-        )
+    def updates(self, chunks: list[Any], training: Training, groups: Any) -> HostUpdates:
+        """torch's AdamW in fp32."""
+        return HostUpdates(chunks, training, groups)
+
+    def kernels(self, config: RunConfig) -> dict[str, str]:
+        """Plain, unless the fused loss was asked for: it needs no kernel of ours."""
+        asked = config.training.kernels
+        return {"layer": "plain", "loss": "fused" if asked.loss == "fused" else "plain", "optimizer": "fused"}
+
+    def row_loss(self) -> Any:
+        """torch's own operations."""
+        from runners.megatron.rows import plain_
+
+        return plain_
 
     def communicator(self, group: Any, config: Any) -> HostCommunicator:
         """megatron-core's communicator with host tensors over gloo."""
@@ -122,6 +147,10 @@ class CpuBackend:
 
     def synchronise(self) -> None:
         """Nothing to wait for: operations on the host end before they return."""
+
+    def peak_memory_by(self) -> int:
+        """The most memory that this process ever held."""
+        return report.peak_memory_by()
 
     def packages(self) -> Iterable[str]:
         """Nothing beyond the common ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import math
@@ -20,8 +21,10 @@ from runners.data import prepare, samples
 from runners.data.prepare import Entry
 from runners.data.samples import micro_batches
 from runners.errors import ConfigurationError, writing
-from runners.megatron import attention, flops, grid, model, optimizer, report, schedules
+from runners.megatron import architecture, attention, flops, grid, model, optimizer, report, schedules
 from runners.megatron.backend import Backend, select
+from runners.megatron.context import cut
+from runners.megatron.feed import fed
 from runners.schema import RunConfig
 from runners.stages import Context, Outcome
 from runners.stages.wrap import artifact
@@ -35,7 +38,7 @@ class Training:
     backend: Backend
     groups: Any
     chunks: list[Any]  # wrapped for data parallelism
-    updates: Any  # torch optimizer
+    updates: optimizer.Updates
     schedule: Any
     schedule_options: dict[str, Any]
     samples: Any
@@ -43,8 +46,14 @@ class Training:
 
     def batches(self, samples: Any, steps: int) -> list[Iterator[Any]]:
         """The micro batches of this rank, an iterator for each chunk."""
-        replica = self.groups.dp_cp.rank()
-        return [micro_batches(samples, self.config, replica, steps) for _ in self.chunks]
+        replica = self.groups.dp.rank()
+        batches = (self.parts(micro_batches(samples, self.config, replica, steps)) for _ in self.chunks)
+        return [fed(each, self.backend.device) for each in batches]
+
+    def parts(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """This context rank's part of each sequence."""
+        for batch in batches:
+            yield tuple(cut(tensor, 1, self.groups.cp) for tensor in batch)
 
     def pipeline(self, batches: list[Iterator[Any]], *, forward_only: bool) -> list[dict[str, Any]]:
         """Run the schedule over one global batch; the micro batches' losses on the last stage, else nothing."""
@@ -61,11 +70,6 @@ class Training:
                 **self.schedule_options,
             )
         return losses
-
-    @property
-    def parameters(self) -> list[Any]:
-        """All parameters of this rank."""
-        return [parameter for chunk in self.chunks for parameter in chunk.parameters()]
 
 
 def run(context: Context) -> Outcome:
@@ -102,12 +106,12 @@ def set_up(config: RunConfig, backend: Backend, entry: Entry, index: Path, vocab
     parallel = config.training.parallel
     backend.seed(config.training.seed)
     groups = grid.lay(parallel)
-    chunks = [backend.wrap(chunk, groups.dp_cp) for chunk in model.build(config, backend, vocab)]
+    built = model.build(config, backend, vocab)
+    chunks = [backend.wrap(chunk, config.training, index=i, group=groups.dp_cp) for i, chunk in enumerate(built)]
     for chunk in chunks:
         chunk.broadcast_params()
         chunk.train()
-    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
-    updates = backend.optimizer(optimizer.groups(parameters, config.training.weight_decay), config.training)
+    updates = backend.updates(chunks, config.training, groups)
     options: dict[str, Any] = {"pg_collection": groups}
     if parallel.pipeline > 1:
         options["p2p_communicator"] = backend.communicator(groups.pp, chunks[0].config)
@@ -160,21 +164,11 @@ def one_step(
 
     An update whose gradient is not finite is skipped, on all ranks alike: they share the norm.
     """
-    settings = training.config.training
     for chunk in training.chunks:
         chunk.zero_grad_buffer()
     losses = training.pipeline(batches, forward_only=False)
-    norm = optimizer.gradient_norm(training.parameters, training.groups.tp, training.groups.mp)
-    if not math.isfinite(norm):
-        return losses, norm, True
-    factor = optimizer.clip_factor(norm, settings.clip_grad)
-    if factor != 1.0:
-        for chunk in training.chunks:
-            chunk.scale_gradients(factor)
-    for parameters in training.updates.param_groups:
-        parameters["lr"] = rate
-    training.updates.step()
-    return losses, norm, False
+    norm, skipped = training.updates.step(rate)
+    return losses, norm, skipped
 
 
 @torch.no_grad()
@@ -198,7 +192,11 @@ def validate(training: Training) -> tuple[float | None, int]:
 def validation_steps(training: Training) -> int:
     """How many global batches a validation takes; 0 where its documents do not fill one."""
     settings = training.config.training
-    return 0 if training.validation is None else min(settings.eval_iters, len(training.validation) // settings.global_batch)
+    return (
+        0
+        if training.validation is None
+        else min(settings.eval_iters, len(training.validation) // settings.global_batch)
+    )
 
 
 def _evaluates(training: Training, number: int) -> bool:
@@ -215,14 +213,19 @@ def forward_step(batches: Iterator[Any], chunk: Any) -> tuple[Any, Any]:
     """
     inner = chunk.module
     tokens, labels = next(batches) if inner.pre_process or inner.post_process else (None, None)
-    output = chunk(tokens, None, None, labels=labels if inner.post_process else None)
-    return output, _mean
+    where = architecture.positions(inner, tokens)
+    output = chunk(tokens, where, None, labels=labels if inner.post_process else None)
+    return output, functools.partial(_mean, context=chunk.config.context_parallel_size)
 
 
-def _mean(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The mean over a micro batch's tokens. A copy is reported: megatron-core divides the first in place."""
+def _mean(output: torch.Tensor, *, context: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The mean over the tokens of a micro batch that this rank has, for the backward and for the report.
+
+    megatron-core multiplies the first by the number of `context` ranks (and divides it in place, so a copy is
+    reported); the gradients' mean is over the context ranks too.
+    """
     loss = output.float().mean()
-    return loss, {"lm loss": loss.detach().clone()}
+    return loss / context, {"lm loss": loss.detach().clone()}
 
 
 def mean_loss(training: Training, losses: list[dict[str, Any]]) -> float | None:
