@@ -18,7 +18,7 @@ _PREFIXES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "HIP_", "HIPBLASLT_", "ROCR_", "HSA_", "MIOPEN_"),
 )
 STARTED_WITH = dict(os.environ)  # libraries add their own on import; what counts is what the run was given
-_NAMES = frozenset({"LD_PRELOAD", "PYTHONHASHSEED"})
+_NAMES = frozenset({"LD_PRELOAD", "PYTHONHASHSEED", "GPU_MAX_HW_QUEUES"})
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 

@@ -230,7 +230,20 @@ class Server(Strict):
         )
 
 
-class ProcessLauncher(Strict):
+class _Launcher(Strict):
+    """What any launcher has: `env` are variables beneath the servers' own; null leaves out one that we would set."""
+
+    env: dict[EnvName, EnvValue | None] = Field(default_factory=dict)
+
+    @field_validator("env")
+    @classmethod
+    def _open_env(cls, env: dict[str, str | None]) -> dict[str, str | None]:
+        for name, value in env.items():
+            fields.no_secret(name, value or "", "env")
+        return env
+
+
+class ProcessLauncher(_Launcher):
     """Plain processes on the server."""
 
     kind: Literal["process"] = "process"
@@ -241,7 +254,7 @@ def _ulimits() -> dict[str, str | int | None]:
     return {"memlock": -1, "stack": 67108864}
 
 
-class ContainerLauncher(Strict):
+class ContainerLauncher(_Launcher):
     """A container of docker or podman on the server, one a stage.
 
     `image` None is the one that `build` makes from docker/<cuda|rocm|cpu>, `base_image` and `build_args` are for
@@ -337,8 +350,9 @@ class Profile(RunConfig):
 
     `repeats` None is 5 for a duel, else 1. `timeout_s`, `stall_after_s` and `cooldown_s` hold for the servers that
     do not say their own; None is no limit, and no cool-down. `require_all` refuses the group where one server cannot
-    start. `fetch` are patterns of the files that come home. `data_from` names the server, or local, whose prepared
-    data is copied to all others bit by bit.
+    start. `calibrate` measures the server's own rates before each training, in the same run. `fetch` are patterns of
+    the files that come home. `data_from` names the server, or local, whose prepared data is copied to all others bit
+    by bit.
     """
 
     description: str = ""
@@ -352,6 +366,7 @@ class Profile(RunConfig):
     stall_after_s: Seconds | None = None
     cooldown_s: Pause | None = None
     require_all: Flag = False
+    calibrate: Flag = False
     fetch: tuple[str, ...] = ("**",)
     data_from: Annotated[str, AfterValidator(_server_name)] | None = None
     limits: LimitsSection = LimitsSection()

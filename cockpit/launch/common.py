@@ -10,6 +10,7 @@ from typing import Any
 
 from cockpit.core.errors import LaunchRefused
 from cockpit.core.records import NodePower, RunPlan, ServerSpec, StagePlan
+from cockpit.plan.plan import SPREAD
 
 SCHEMA = "ekvi.queue/1"
 SPOOL_MAX_BY = 1 << 30
@@ -101,8 +102,8 @@ def words(stage: StagePlan, run: RunPlan, server: ServerSpec, place: Place, pyth
     """The program that a stage starts on this node, and its words."""
     if stage.argv:
         return list(stage.argv)
-    trains = stage.stage == "train" and place.nodes > 1  # on one node a training may be a single process
-    if stage.processes == 1 and not trains:
+    spread = stage.stage in SPREAD and place.nodes > 1  # on one node a training may be a single process
+    if stage.processes == 1 and not spread:
         return [python, *stage.module_args]
     # What follows the module's name is the module's: torchrun takes the rest of the line as it is.
     return [python, "-m", "torch.distributed.run", *_torchrun(stage, run, server, place), *stage.module_args]

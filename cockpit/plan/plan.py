@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from cockpit.config import Point, Resolved
     from cockpit.config.models import Profile
 
+SPREAD = ("calibrate", "train")  # stages of as many processes as the training has, over all nodes as one
+# Beneath what launcher.env and a server's env say, and the same for GPUs of both makers: a comparison needs that.
+GPU_ENV = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+# Tensor parallelism hides its collectives behind products only where both stand in one hardware queue, in order.
+TENSOR_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "GPU_MAX_HW_QUEUES": "2"}
 DUEL_REPEATS = 5  # what a comparison needs to say anything below a few percent
 
 
@@ -151,17 +156,24 @@ def _stages(config: Profile, server: str, wanted: str, run: str) -> tuple[StageP
 
     if wanted != "all" and wanted not in STAGES:
         raise ConfigError(f"there is no stage {wanted!r}.", hint=did_you_mean(wanted, ("all", *STAGES)))
-    names = ALL_STAGES if wanted == "all" else (wanted,)
+    names: tuple[str, ...] = ALL_STAGES if wanted == "all" else (wanted,)
+    if config.calibrate and "train" in names:
+        names = tuple(new for name in names for new in (("calibrate", name) if name == "train" else (name,)))
     spec = config.servers[server].spec(server, config)
     argv: tuple[str, ...] = ()
     env = _environment(config, spec)
     if config.runner.name == "command":
+        if config.calibrate:
+            raise ConfigError(
+                "calibrate=true measures with our own runners' torch, which runner.name=command does not bring.",
+                hint="Set calibrate=false.",
+            )
         if wanted not in ("all", "train"):
             raise ConfigError(f"the runner command has no stage {wanted!r}.", hint="Take train or all.")
         known = values(config, spec, run)
         names, argv = ("train",), tuple(fill(word, known, "runner.argv") for word in config.runner.argv)
         own = {name: fill(text, known, f"runner.env.{name}") for name, text in config.runner.env.items()}
-        env = {**own, **env}  # a server's own variables over the profile's
+        env = {**env, **own, **spec.env}  # a server's own variables over the profile's
     common: dict[str, Any] = {
         "env": env,
         "timeout_s": spec.timeout_s,
@@ -173,7 +185,7 @@ def _stages(config: Profile, server: str, wanted: str, run: str) -> tuple[StageP
             stage=name,
             module_args=() if argv else ("-m", "runners", "--config", "${RUN_DIR}/config.json", f"stage={name}"),
             argv=argv,
-            processes=config.run_config().processes if name == "train" else 1,
+            processes=config.run_config().processes if name in SPREAD else 1,
             **common,
         )
         for name in names
@@ -181,8 +193,16 @@ def _stages(config: Profile, server: str, wanted: str, run: str) -> tuple[StageP
 
 
 def _environment(config: Profile, spec: ServerSpec) -> dict[str, str]:
-    """The server's variables; on a CPU also the number of threads, which libraries read when they are loaded."""
-    threads = {"OMP_NUM_THREADS": str(config.training.threads)}
-    if config.training.backend != "cpu" or config.runner.name == "command":
-        threads = {}
-    return {**threads, **spec.env}
+    """What a library reads when it is loaded: ours, then the launcher's (null leaves one out), then the server's."""
+    said: dict[str, str | None] = {**_ours(config), **config.launcher.env}
+    return {**{name: value for name, value in said.items() if value is not None}, **spec.env}
+
+
+def _ours(config: Profile) -> dict[str, str]:
+    """What our own runners want: on a CPU the number of threads; a command brings its own."""
+    if config.runner.name == "command":
+        return {}
+    if config.training.backend == "cpu":
+        return {"OMP_NUM_THREADS": str(config.training.threads)}
+    tensor = config.runner.name == "megatron" and config.training.parallel.tensor > 1
+    return {**GPU_ENV, **(TENSOR_ENV if tensor else {})}

@@ -1,4 +1,4 @@
-"""stage=calibrate: measures this machine's matrix products; rank 0 of a node only."""
+"""stage=calibrate: measures this server's devices, one process a device, all of them at once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from runners.stages import Context, Outcome
 
 
 def run(context: Context) -> Outcome:
-    """Measure, and say it. Raises ConfigurationError where torch or the device is missing."""
+    """Measure, keep it as an artifact, and say it. Raises ConfigurationError where torch or the device is missing."""
     if isinstance(context.config.runner, CommandRunner):
         raise ConfigurationError(
             "stage=calibrate measures with our own runners' torch, which runner.name=command does not bring.",
             hint="Take another runner for this stage.",
+            every_rank=True,
         )
-    if not context.process.first:
-        return Outcome("skipped")
     require("torch")
     from runners import calibrate
+    from runners.stages.wrap import artifact
 
-    return Outcome("done", calibrate.tell(calibrate.measure(context.config)))
+    found = calibrate.measure(context.config, context.process)
+    if not context.process.first:
+        return Outcome()
+    artifact(context.folders.out, calibrate.store(found, context.folders.out))
+    return Outcome("done", calibrate.tell(found))

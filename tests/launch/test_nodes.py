@@ -50,6 +50,13 @@ def test_each_node_starts_one_torchrun_that_meets_on_the_first() -> None:
         }  # fmt: skip
 
 
+def test_a_calibration_runs_on_all_nodes_as_one_however_few_processes_each_has() -> None:
+    stage = StagePlan(stage="calibrate", module_args=MODULE, processes=2)
+    argv = _queue(1, run=replace(RUN, stages=(stage,)))["runs"][0]["stages"][0]["argv"]
+    assert argv[argv.index("--nproc-per-node") + 1] == "1"
+    assert argv[argv.index("--rdzv-id") + 1] == "g.pair.r1.calibrate"
+
+
 def test_the_agents_are_told_of_each_other() -> None:
     first, second = (_queue(node, master="10.0.0.1")["peers"] for node in (0, 1))
     assert first == {

@@ -115,6 +115,53 @@ def test_an_unknown_stage_is_refused() -> None:
         make_plan(load("duel-local"), group="g", stage="trian")
 
 
+def test_a_calibration_in_the_run_stands_before_its_training_and_spreads_as_it_does() -> None:
+    found = load("duel-local", ["calibrate=true", "training.parallel.data=2"])
+    assert [(s.stage, s.processes) for s in make_plan(found, group="g").runs[0].stages] == [
+        ("data", 1),
+        ("calibrate", 2),
+        ("train", 2),
+        ("wrap", 1),
+    ]
+    assert [s.stage for s in make_plan(found, group="g", stage="data").runs[0].stages] == ["data"]
+    with pytest.raises(ConfigError, match="calibrate=true measures with our own"):
+        make_plan(load("duel-local", ["runner={name: command, argv: [x]}", "calibrate=true"]), group="g")
+
+
+GPUS = ["left:training=cuda", "right:training=rocm"]
+
+
+def _variables(*words: str) -> list[dict[str, str]]:
+    plan = make_plan(load("duel-local", [*GPUS, *words]), group="g", repeats=1)
+    return [dict(run.stages[1].env) for run in plan.runs]
+
+
+def test_what_gpu_trainings_want_is_the_same_on_both_sides_and_a_user_s_to_change() -> None:
+    ours = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert _variables() == [ours, ours]
+    tensor = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "GPU_MAX_HW_QUEUES": "2"}
+    assert _variables("training.parallel.tensor=2") == [{**ours, **tensor}] * 2
+    assert (
+        _variables("launcher.env.PYTORCH_ALLOC_CONF=null", "launcher.env.NCCL_DEBUG=INFO")
+        == [{"NCCL_DEBUG": "INFO"}] * 2
+    )
+    assert _variables("servers.left.env.PYTORCH_ALLOC_CONF=x", "launcher.env.PYTORCH_ALLOC_CONF=y") == [
+        {"PYTORCH_ALLOC_CONF": "x"},
+        {"PYTORCH_ALLOC_CONF": "y"},
+    ]
+
+
+def test_a_command_gets_only_what_the_profile_says() -> None:
+    words = ["runner={name: command, argv: [x], env: {A: runner, B: runner}}", "servers.left.env.B=server"]
+    plan = make_plan(load("duel-local", [*GPUS, *words, "launcher.env={A: launcher, C: launcher}"]), group="g")
+    assert plan.runs[0].stages[0].env == {"A": "runner", "B": "server", "C": "launcher"}
+
+
+def test_a_secret_has_no_place_in_a_launcher_s_variables() -> None:
+    with pytest.raises(ConfigError, match="looks like a secret"):
+        load("duel-local", ["launcher.env.HF_TOKEN=hf_x"])
+
+
 def test_only_the_training_has_many_processes() -> None:
     found = load("duel-local", ["training.parallel.tensor=2", "training.parallel.data=2"])
     assert [(s.stage, s.processes) for s in make_plan(found, group="g").runs[0].stages] == [
