@@ -14,8 +14,10 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from runners.megatron import context
 from runners.schema import RunConfig
 
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
@@ -34,31 +36,62 @@ def core(config: RunConfig) -> Callable[..., SdpaAttention]:
 
 
 class SdpaAttention(MegatronModule):
-    """Causal core attention without dropout."""
+    """Causal core attention without dropout, over the whole sequence where a context group holds it in parts."""
 
     def __init__(
-        self, config: Any, *_args: Any, kernel: str = "auto", softmax_scale: float | None = None, **_kwargs: Any
+        self,
+        config: Any,
+        *_args: Any,
+        kernel: str = "auto",
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+        **_kwargs: Any,
     ) -> None:
         super().__init__(config=config)
         self.kernel = kernel
         self.scale = softmax_scale
+        self.group = pg_collection.cp if config.context_parallel_size > 1 else None
 
     def forward(self, query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> Any:
         """query [s, b, heads, d], key and value [s, b, key-value heads, d] -> [s, b, heads x d]."""
-        length, batch = query.shape[0], query.shape[1]
+        if self.group is None:
+            return self.attend(query, key, value)
+        key, value = context.whole(key, self.group), context.whole(value, self.group)
+        size = self.group.size()
+        length = key.shape[0] // (2 * size)
+        held = zip(context.chunks(self.group.rank(), size), query.chunk(2), strict=True)
+        return torch.cat([self.attend(q, *(x[: (i + 1) * length] for x in (key, value))) for i, q in held])
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Shapes as in `forward`, the queries being the last positions of the keys."""
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        out = causal(q, k, v, scale=self.scale, kernel=self.kernel)
-        return out.permute(2, 0, 1, 3).reshape(length, batch, -1)
+        return causal(q, k, v, scale=self.scale, kernel=self.kernel).permute(2, 0, 1, 3).flatten(2)
 
 
 def causal(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None, kernel: str = "auto"
 ) -> torch.Tensor:
-    """Causal attention. q [b, heads, s, d], k and v [b, key-value heads, s, d] -> [b, heads, s, d]."""
+    """Causal attention. q [b, heads, s, d], k and v [b, key-value heads, s or more, d] -> [b, heads, s, d].
+
+    The last query sees all keys, the one before it all but one.
+    """
+    queries, keys = q.shape[2], k.shape[2]
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    if queries == keys:
+        options["is_causal"] = True
+    elif kernel in ("auto", "flash") and q.is_cuda and not torch.version.hip:
+        # Only NVIDIA's flash kernel is known to align a causal mask at its end; it needs no mask in memory then.
+        options["attn_mask"] = causal_lower_right(queries, keys)
+    else:
+        options["attn_mask"] = _mask(queries, keys, q.device)
     with _only(kernel):
-        return functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        return functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+@functools.lru_cache(maxsize=2)  # a rank has two chunks, each with a number of keys of its own
+def _mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    """What the last `queries` of `keys` positions see, bool [queries, keys]."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def ran(config: RunConfig, device: torch.device, dtype: torch.dtype) -> str:
@@ -66,12 +99,18 @@ def ran(config: RunConfig, device: torch.device, dtype: torch.dtype) -> str:
     "efficient", "overrideable" (a device's own) or "math". RuntimeError where the configured one cannot.
     """
     model, training = config.model, config.training
-    tensor, length = training.parallel.tensor, training.sequence_length
-    head, kv_heads = model.hidden // model.heads, max(1, model.kv_heads // tensor)
+    parallel, batch = training.parallel, training.micro_batch
+    chunk = training.sequence_length if parallel.context == 1 else training.sequence_length // (2 * parallel.context)
+    kv_heads = max(1, model.kv_heads // parallel.tensor)
     q, k, v = (
-        torch.zeros(training.micro_batch, heads, length, head, device=device, dtype=dtype, requires_grad=True)
-        for heads in (model.heads // tensor, kv_heads, kv_heads)
+        torch.zeros(batch, length, heads, model.hidden // model.heads, device=device, dtype=dtype).transpose(1, 2)
+        for length, heads in (
+            (chunk, model.heads // parallel.tensor),
+            (training.sequence_length, kv_heads),
+            (training.sequence_length, kv_heads),
+        )
     )
+    q.requires_grad_()
     with _Watch() as watch:
         causal(q, k, v, kernel=training.kernels.attention)
     return watch.kernel

@@ -15,7 +15,8 @@ def check(parallel: Parallel, process: Process) -> None:
         return
     raise ConfigurationError(
         f"{process.world} process{'es' if process.world > 1 else ''} started, but training.parallel asks for"
-        f" {parallel.processes} (tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}).",
+        f" {parallel.processes} (tensor {parallel.tensor} x pipeline {parallel.pipeline} x context {parallel.context}"
+        f" x data {parallel.data}).",
         hint="Start it with: python -m runners ..."
         if parallel.processes == 1
         else f"Start it with: python -m torch.distributed.run --standalone --nproc-per-node {parallel.processes}"
@@ -33,6 +34,7 @@ def lay(parallel: Parallel) -> Any:
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
+        context_parallel_size=parallel.context,
     )
     groups = ProcessGroupCollection()
     groups.tp = parallel_state.get_tensor_model_parallel_group()
@@ -41,5 +43,6 @@ def lay(parallel: Parallel) -> Any:
     groups.mp = parallel_state.get_model_parallel_group()
     groups.embd = parallel_state.get_embedding_group(check_initialized=False)
     groups.pos_embd = parallel_state.get_position_embedding_group(check_initialized=False)
+    groups.dp = parallel_state.get_data_parallel_group()
     groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True)
     return groups

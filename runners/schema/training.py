@@ -206,6 +206,31 @@ class Training(Strict):
         return self
 
     @model_validator(mode="after")
+    def _parts(self) -> Self:
+        context, tensor = self.parallel.context, self.parallel.tensor
+        if context > 1 and self.sequence_length % (2 * context):
+            raise refuse(
+                f"training.sequence_length {self.sequence_length} does not divide by 2 x training.parallel.context"
+                f" {context}: each rank holds two parts of a sequence",
+                "parallel.context",
+                "sequence_length",
+            )
+        if self.parallel.sequence and tensor < 2:
+            raise refuse(
+                "training.parallel.sequence needs training.parallel.tensor of 2 or more",
+                "parallel.sequence",
+                "parallel.tensor",
+            )
+        if self.parallel.sequence and self.sequence_length // context % tensor:
+            raise refuse(
+                f"training.sequence_length {self.sequence_length} / training.parallel.context {context} does not"
+                f" divide by training.parallel.tensor {tensor}, as training.parallel.sequence needs",
+                "parallel.tensor",
+                "sequence_length",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _batches(self) -> Self:
         share = self.micro_batch * self.parallel.data
         if self.global_batch % share:
