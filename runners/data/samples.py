@@ -71,21 +71,22 @@ def datasets(config: RunConfig, entry: Entry, index_folder: Path) -> tuple[Any, 
         eod_mask_loss=False,
         create_attention_mask=False,
     )
-    sizes = [training.train_iters * training.global_batch, None, None]
+    sizes = [training.iterations * training.global_batch, None, None]
     train, validation, _test = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, settings).build()
     return train, validation
 
 
 def micro_batches(
-    samples: Any, config: RunConfig, replica: int, steps: int
+    samples: Any, config: RunConfig, replica: int, steps: int, begin: int = 0
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens and labels, int64 [micro batch, sequence] each, of data-parallel rank `replica`, for `steps` steps.
+    """Tokens and labels, int64 [micro batch, sequence] each, of data-parallel rank `replica`, for the steps from
+    `begin` to `steps`, counted from 0.
 
     Micro batch j of a step holds the same samples whatever the layout; the ranks take them in turns.
     """
     training = config.training
     size, replicas = training.micro_batch, training.parallel.data
-    for step in range(steps):
+    for step in range(begin, steps):
         for j in range(replica, training.global_batch // size, replicas):
             first = step * training.global_batch + j * size
             items = [samples[i] for i in range(first, first + size)]
@@ -122,6 +123,6 @@ def _index_key(config: RunConfig, entry: Entry) -> str:
         config.data.seed,
         config.data.train_split,
         training.sequence_length,
-        training.train_iters * training.global_batch,
+        training.iterations * training.global_batch,
     ]
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]

@@ -16,7 +16,9 @@ from runners.schema import RunConfig
 
 @dataclass(frozen=True)
 class Step:
-    """One iteration, counted from 1. `loss` is None where it is not a number; seconds are wall time."""
+    """One iteration, counted from 1. `loss` is None where it is not a number; seconds are wall time, those of the
+    checkpoint that followed apart.
+    """
 
     step: int
     loss: float | None
@@ -24,6 +26,7 @@ class Step:
     rate: float
     grad_norm: float
     skipped: bool
+    checkpoint_s: float = 0.0
 
 
 class Reporter:
@@ -52,14 +55,15 @@ class Reporter:
         wire.emit(
             "iteration",
             step=step.step,
-            total=self.config.training.train_iters,
+            total=self.config.training.iterations,
             loss=step.loss,
             step_s=step.seconds,
             tokens=self.tokens_per_step,
             samples=self.config.training.global_batch,
             lr=step.rate,
             grad_norm=step.grad_norm if finite else None,
-            extra={"tflops_gpu": tflops, "skipped": int(step.skipped), "nan": int(nan)},
+            extra={"tflops_gpu": tflops, "skipped": int(step.skipped), "nan": int(nan)}
+            | ({"checkpoint_s": step.checkpoint_s} if step.checkpoint_s else {}),
         )
         if (nan and self.nan_iterations == 1) or (step.skipped and self.skipped_iterations == 1):
             what = "the loss" if nan else "the gradient"
@@ -71,21 +75,18 @@ class Reporter:
                 data={"step": step.step},
             )
 
-    def validation(self, loss: float | None) -> None:
-        """Print the validation's mean loss as Megatron's line, NAN where it is no number."""
+    def validation(self, step: int, loss: float | None) -> None:
+        """Print the mean loss of the validation after iteration `step` as Megatron's line, NAN where it is none."""
         value = math.nan if loss is None else loss
         perplexity = math.exp(min(value, 20.0))  # Megatron's cap; in this order NaN stays NaN
-        line = (
-            f" validation loss at iteration {self.config.training.train_iters}"
-            f" | lm loss value: {value:.6E} | lm loss PPL: {perplexity:.6E} |"
-        )
+        line = f" validation loss at iteration {step} | lm loss value: {value:.6E} | lm loss PPL: {perplexity:.6E} |"
         print("-" * len(line), line, "-" * len(line), sep="\n", flush=True)
 
     def line(self, step: Step, tflops: float, now: datetime) -> str:
         """Megatron's iteration line; the loss is left out where it is not a number, as Megatron does."""
         training = self.config.training
         parts = [
-            f" [{now:%Y-%m-%d %H:%M:%S}] iteration {step.step:8d}/{training.train_iters:8d} ",
+            f" [{now:%Y-%m-%d %H:%M:%S}] iteration {step.step:8d}/{training.iterations:8d} ",
             f" consumed samples: {step.step * training.global_batch:12d} ",
             f" elapsed time per iteration (ms): {step.seconds * 1000:.1f} ",
             f" throughput per GPU (TFLOP/s/GPU): {tflops:.{1 if tflops >= 10 else 4}f} ",
@@ -121,7 +122,7 @@ def model_diagnostic(config: RunConfig, padded_vocab: int, schedule: str) -> Non
             "seq_length": training.sequence_length,
             "global_batch": training.global_batch,
             "micro_batch": training.micro_batch,
-            "train_iters": training.train_iters,
+            "train_iters": training.iterations,
             "parallel": parallel.model_dump(),
             "schedule": schedule,
             "precision": training.precision,
@@ -157,9 +158,11 @@ def megatron_arguments(config: RunConfig, padded_vocab: int, world: int) -> dict
         "attention_dropout": 0.0,
         "bf16": training.precision == "bf16",
         "clip_grad": training.clip_grad,
-        "context_parallel_size": 1,
+        "context_parallel_size": parallel.context,
         "data_parallel_size": parallel.data,
         "distributed_backend": "gloo" if training.backend == "cpu" else "nccl",
+        "eval_interval": training.eval_interval if training.evaluate else None,
+        "eval_iters": training.eval_iters if training.evaluate else 0,
         "ffn_hidden_size": model.ffn,
         "fp16": training.precision == "fp16",
         "fp8": "hybrid" if training.precision == "fp8" else None,
@@ -172,7 +175,10 @@ def megatron_arguments(config: RunConfig, padded_vocab: int, world: int) -> dict
         "log_throughput": True,
         "lr": training.learning_rate,
         "lr_decay_style": training.schedule,
-        "lr_warmup_iters": training.warmup_steps,
+        "lr_decay_iters": training.decay_steps,
+        "lr_decay_samples": training.decay_samples,
+        "lr_warmup_iters": training.warmup_steps or 0,
+        "lr_warmup_samples": training.warmup_samples or 0,
         "make_vocab_size_divisible_by": model.vocab_multiple,
         "max_position_embeddings": training.sequence_length,
         "micro_batch_size": training.micro_batch,
@@ -187,13 +193,16 @@ def megatron_arguments(config: RunConfig, padded_vocab: int, world: int) -> dict
         "params_dtype": f"torch.{ {'bf16': 'bfloat16', 'fp16': 'float16'}.get(training.precision, 'float32') }",
         "pipeline_model_parallel_size": parallel.pipeline,
         "position_embedding_type": "rope",
+        "recompute_granularity": None if training.recompute == "none" else training.recompute,
         "rotary_base": model.rope_base,
         "seed": training.seed,
         "seq_length": training.sequence_length,
+        "sequence_parallel": parallel.sequence,
         "split": f"{data.train_split},{1 - data.train_split:.6g},0",
         "swiglu": True,
         "tensor_model_parallel_size": parallel.tensor,
-        "train_iters": training.train_iters,
+        "train_iters": training.iterations,
+        "train_samples": training.train_samples,
         "transformer_impl": "local",
         "untie_embeddings_and_output_weights": not model.tied_embeddings,
         "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline,

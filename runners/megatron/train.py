@@ -21,7 +21,7 @@ from runners.data import prepare, samples
 from runners.data.prepare import Entry
 from runners.data.samples import micro_batches
 from runners.errors import ConfigurationError, writing
-from runners.megatron import architecture, attention, flops, grid, model, optimizer, report, schedules
+from runners.megatron import architecture, attention, checkpoint, flops, grid, model, optimizer, report, schedules
 from runners.megatron.backend import Backend, select
 from runners.megatron.context import cut
 from runners.megatron.feed import fed
@@ -44,10 +44,10 @@ class Training:
     samples: Any
     validation: Any  # samples, None where all documents train
 
-    def batches(self, samples: Any, steps: int) -> list[Iterator[Any]]:
-        """The micro batches of this rank, an iterator for each chunk."""
+    def batches(self, samples: Any, steps: int, begin: int = 0) -> list[Iterator[Any]]:
+        """The micro batches of this rank in the steps from `begin` to `steps`, an iterator for each chunk."""
         replica = self.groups.dp.rank()
-        batches = (self.parts(micro_batches(samples, self.config, replica, steps)) for _ in self.chunks)
+        batches = (self.parts(micro_batches(samples, self.config, replica, steps, begin)) for _ in self.chunks)
         return [fed(each, self.backend.device) for each in batches]
 
     def parts(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -91,13 +91,17 @@ def run(context: Context) -> Outcome:
         if process.last:
             _introduce(context, backend, entry, vocab)
         reporter = report.Reporter(config, vocab, process.world)
-        loss, seconds = loop(training, reporter, speak=process.last)
+        saver = checkpoint.Saver(context, training, entry, vocab)
+        saver.resume()
+        loss, seconds = loop(training, reporter, saver, speak=process.last)
         validation, count = validate(training)
         if process.last:
             if count:
                 reporter.validation(config.training.iterations, validation)
             _finish(context, reporter, loss, seconds, validation)
         dist.barrier()  # nobody leaves while another still works: its loss of a peer would hide the real cause
+    if process.first:
+        saver.export()
     return Outcome("done", f"{config.training.iterations} iterations")
 
 
@@ -127,18 +131,22 @@ def set_up(config: RunConfig, backend: Backend, entry: Entry, index: Path, vocab
     )
 
 
-def loop(training: Training, reporter: report.Reporter, *, speak: bool) -> tuple[float | None, float]:
-    """Train all iterations; returns the last loss (known on the last pipeline stage) and the seconds of all steps.
+def loop(
+    training: Training, reporter: report.Reporter, saver: checkpoint.Saver, *, speak: bool
+) -> tuple[float | None, float]:
+    """Train the iterations that are left; returns the last loss (known on the last pipeline stage) and the seconds of
+    all steps. Raises RunnerError where the loss is no number or the disk has no room for a checkpoint.
 
-    A step lasts from the end of the one before to its own, as in Megatron: what is told in between counts too.
+    A step lasts from the end of the one before to its own, as in Megatron: what is told in between counts too, but
+    the pause of a checkpoint or of a validation does not.
     """
     gc.collect()
     gc.freeze()  # the model is no garbage: later collections need not look at it
     loss, total = None, 0.0
-    batches = training.batches(training.samples, training.config.training.iterations)
+    batches = training.batches(training.samples, training.config.training.iterations, saver.step)
     training.backend.synchronise()
     begin = time.perf_counter()
-    for number in range(1, training.config.training.iterations + 1):
+    for number in range(saver.step + 1, training.config.training.iterations + 1):
         rate = optimizer.learning_rate(training.config.training, number)
         losses, norm, skipped = one_step(training, batches, rate)
         loss = mean_loss(training, losses)
@@ -146,8 +154,12 @@ def loop(training: Training, reporter: report.Reporter, *, speak: bool) -> tuple
         end = time.perf_counter()
         seconds, begin = end - begin, end
         total += seconds
+        pause, trouble = saver.after(number, loss)
+        begin += pause
         if speak:
-            reporter.iteration(report.Step(number, loss, seconds, rate, norm, skipped))
+            reporter.iteration(report.Step(number, loss, seconds, rate, norm, skipped, pause))
+        if trouble is not None:
+            raise trouble
         if _evaluates(training, number):
             validation, _count = validate(training)
             if speak:
