@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from runners import checkpoints, wire
+from runners import checkpoints, sizes, wire
 from runners.checkpoints import Shelf
 from runners.data.prepare import Entry
 from runners.errors import RunnerError
@@ -214,9 +214,7 @@ class Saver:
 
     def _needed_by(self) -> int:
         """Bytes of a checkpoint: the padded model's parameters, once over all ranks."""
-        from runners.megatron import flops
-
-        return _STATE_BY * int(flops.parameters(self.context.config.model, self.vocab))
+        return _STATE_BY * sizes.parameters(self.context.config.model, self.vocab)
 
     def _commit(self, part: Path, number: int, begin: float) -> Path:
         """Make the written folder the newest checkpoint, and say so."""
@@ -307,7 +305,9 @@ class Saver:
         config = self.context.config
         begin = time.perf_counter()
         folder = self.context.folders.out / "hf"
-        weights.export(tensors(self.last, _DTYPES.get(config.training.precision, torch.float32)), config, folder)
+        weights.export(
+            tensors(self.last, _DTYPES.get(config.training.precision, torch.float32)), config, folder, self.words
+        )
         size, seconds = checkpoints.size_by(folder), time.perf_counter() - begin
         message = f"the weights of iteration {self.step} as Hugging Face's: {folder}, {size / 1e6:.1f} MB"
         data = {"step": self.step, "path": str(folder), "seconds": seconds, "bytes": size}

@@ -20,7 +20,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from runners.megatron import architecture, attention, recompute
+from runners.megatron import architecture, attention, recompute, weights
 from runners.megatron.backend import Backend
 from runners.megatron.layer import Decoder, FusedLayer
 from runners.megatron.norms import Norm
@@ -60,6 +60,7 @@ def transformer_config(config: RunConfig, backend: Backend) -> TransformerConfig
 def build(config: RunConfig, backend: Backend, padded_vocab: int) -> list[Any]:
     """This rank's chunks of the model, first to last: one, or one for each virtual pipeline stage."""
     chunks = []
+    source = weights.source(config, padded_vocab)
     kernels = backend.kernels(config)
     for index in range(config.training.parallel.virtual_pipeline or 1):
         stage = index if config.training.parallel.virtual_pipeline else None
@@ -80,7 +81,7 @@ def build(config: RunConfig, backend: Backend, padded_vocab: int) -> list[Any]:
             chunk.loss = {"chunk": config.training.kernels.loss_chunk, "rows": backend.row_loss()}
         backend.adapt(chunk, config.model.rope_base)
         architecture.adapt(chunk, config.model)
-        initialise(chunk, config)
+        fill(chunk, config, source)
         chunks.append(chunk.to(backend.device))
     return chunks
 
@@ -94,6 +95,14 @@ def layer_spec(config: RunConfig, layer: str) -> ModuleSpec:
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
     spec.submodules.self_attention.submodules.core_attention = attention.core(config)
     return spec
+
+
+def fill(chunk: Any, config: RunConfig, source: weights.Source | None) -> None:
+    """Give the chunk its first weights: those of model.weights, else random ones."""
+    if source is None:
+        initialise(chunk, config)
+    else:
+        weights.load(chunk, source, parallel_state.get_tensor_model_parallel_rank(), config.training.parallel.tensor)
 
 
 @torch.no_grad()

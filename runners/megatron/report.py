@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from runners import wire
-from runners.megatron import flops
+from runners import sizes, wire
 from runners.schema import RunConfig
 
 
@@ -40,8 +39,8 @@ class Reporter:
         self.tokens = 0
         training = config.training
         self.tokens_per_step = training.global_batch * training.sequence_length
-        per_token = flops.per_token(config.model, padded_vocab, training.sequence_length)
-        self.flop_per_step = self.tokens_per_step * per_token[flops.CONVENTION]
+        per_token = sizes.per_token(config.model, padded_vocab, training.sequence_length)
+        self.flop_per_step = self.tokens_per_step * per_token[sizes.CONVENTION]
 
     def iteration(self, step: Step) -> None:
         """Print one iteration as Megatron's line and as a wire line; say once that a loss is not a number."""
@@ -107,7 +106,7 @@ class Reporter:
 def model_diagnostic(config: RunConfig, padded_vocab: int, schedule: str) -> None:
     """Say what is trained: sizes, FLOP a token by convention, layout, and bytes of the state over all ranks."""
     training, parallel = config.training, config.training.parallel
-    parameters = flops.parameters(config.model, padded_vocab)
+    parameters = sizes.parameters(config.model, padded_vocab)
     wire.emit(
         "diagnostic",
         level="info",
@@ -116,8 +115,8 @@ def model_diagnostic(config: RunConfig, padded_vocab: int, schedule: str) -> Non
         data={
             "name": config.model.name,
             "parameters": parameters,
-            "flops_per_token": flops.per_token(config.model, padded_vocab, training.sequence_length),
-            "flops_convention": flops.CONVENTION,
+            "flops_per_token": sizes.per_token(config.model, padded_vocab, training.sequence_length),
+            "flops_convention": sizes.CONVENTION,
             "padded_vocab": padded_vocab,
             "seq_length": training.sequence_length,
             "global_batch": training.global_batch,

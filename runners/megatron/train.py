@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runners import group, provenance, wire
+from runners import group, provenance, sizes, wire
 from runners.data import prepare, samples
 from runners.data.prepare import Entry
 from runners.data.samples import micro_batches
 from runners.errors import ConfigurationError, writing
-from runners.megatron import architecture, attention, checkpoint, flops, grid, model, optimizer, report, schedules
+from runners.megatron import architecture, attention, checkpoint, grid, model, optimizer, report, schedules, weights
 from runners.megatron.backend import Backend, select
 from runners.megatron.context import cut
 from runners.megatron.feed import fed
@@ -79,7 +79,8 @@ def run(context: Context) -> Outcome:
     backend.check(config)
     backend.start(config.training)
     index = None
-    if process.local_rank == 0:  # before the group forms: the others of this node wait there for the index
+    if process.local_rank == 0:  # before the group forms: the others of this node wait there for weights and index
+        weights.fetch(config)
         index = samples.index(config, prepare.find(config.data, context.folders.cache), context.folders.cache)
     with group.joined(process, backend.collective):
         entry = prepare.find(config.data, context.folders.cache)
@@ -261,7 +262,7 @@ def _vocab(config: RunConfig, entry: Entry) -> int:
             hint=f"Set model.vocab to null or at least {entry.vocab}, or a smaller data.tokenizer_vocab.",
             every_rank=True,
         )
-    return flops.padded_vocab(wanted, config.model.vocab_multiple, config.training.parallel.tensor)
+    return sizes.padded_vocab(wanted, config.model.vocab_multiple, config.training.parallel.tensor)
 
 
 def _introduce(context: Context, backend: Backend, entry: Entry, vocab: int) -> None:
