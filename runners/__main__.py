@@ -1,4 +1,4 @@
-"""`python -m runners [--config FILE.json] [stage=train] [KEY=VALUE...]`: one run's stages on a server.
+"""`python -m runners [--config FILE.json | --multirun] [stage=train] [KEY=VALUE...]`: one run's stages on a server.
 
 With --config the file is the resolved configuration and only pydantic and the training stack are needed; without
 it the KEY=VALUE overrides are composed with Hydra. Folders come from $EKVI_OUT and $EKVI_CACHE.
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
     from runners.stages import Context
 
 USAGE = """\
-usage: python -m runners [--config FILE.json] [stage=STAGE] [KEY=VALUE...]
+usage: python -m runners [--config FILE.json | --multirun] [stage=STAGE] [KEY=VALUE...]
 
-  stage=STAGE           data, train, wrap, purge, or all for data, train and wrap (default: train)
+  stage=STAGE           data, calibrate, train, wrap, purge, or all for data, train and wrap (default: train)
   --config FILE.json    a resolved configuration; then no other KEY=VALUE applies
   KEY=VALUE             overrides, composed with Hydra: training=cpu training.train_iters=20
+  --multirun            a key may take several values, KEY=A,B or range(1,4): each combination is worked off after
+                        the other, in a process of its own, with $EKVI_OUT/KEY=VALUE as its folder
   purge.dry_run=true    with stage=purge: only list what would be removed
 
 EKVI_OUT (default ./output) is the run's own folder, EKVI_CACHE (default ./cache) is shared by runs.
 More than one process: python -m torch.distributed.run --standalone --nproc-per-node N -m runners ...
 """
+_ONE_OF_TWO = "Leave out one of the two."
 EXIT_INTERRUPTED = 130
 YIELD_S = 3.0
 
@@ -47,6 +50,7 @@ class Arguments:
     config: str | None = None
     overrides: tuple[str, ...] = ()
     dry_run: bool = False
+    multirun: bool = False
     help: bool = False
 
 
@@ -63,6 +67,8 @@ def parse(argv: Sequence[str]) -> Arguments:
             fields["config"] = value if equals else next(rest, "")
             if not fields["config"]:
                 raise ConfigurationError("--config needs the name of a JSON file.")
+        elif argument in ("-m", "--multirun"):
+            fields["multirun"] = True
         elif key == "stage" and equals:
             fields["stage"] = value
         elif key == "purge.dry_run" and equals:
@@ -73,12 +79,21 @@ def parse(argv: Sequence[str]) -> Arguments:
             raise ConfigurationError(f"{argument!r} is neither --config nor KEY=VALUE.", hint="See --help.")
         else:
             overrides.append(argument)
+    _agree(fields, overrides)
+    return Arguments(**fields, overrides=tuple(overrides))
+
+
+def _agree(fields: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Raise ConfigurationError for arguments that do not go together."""
+    if fields.get("multirun") and "config" in fields:
+        raise ConfigurationError("--config names one configuration, so --multirun does not apply.", hint=_ONE_OF_TWO)
+    if fields.get("multirun") and fields.get("dry_run"):
+        raise ConfigurationError("purge.dry_run=true lists the folders of one run, not of --multirun.")
     if overrides and "config" in fields:
         raise ConfigurationError(
             f"--config names a resolved configuration, so {overrides[0]} does not apply.",
-            hint="Leave out one of the two.",
+            hint=_ONE_OF_TWO,
         )
-    return Arguments(**fields, overrides=tuple(overrides))
 
 
 def read_config(path: str) -> RunConfig:
@@ -113,15 +128,39 @@ def require_pydantic() -> None:
 
 def compose(overrides: Sequence[str]) -> RunConfig:
     """The configuration that `overrides` give over the shipped profiles; needs Hydra."""
+    require_composition()
+    from runners.compose import compose_run
+
+    return compose_run(list(overrides))
+
+
+def require_composition() -> None:
+    """Raise ConfigurationError where pydantic, Hydra or what they need is missing."""
     require_pydantic()
     try:
-        from runners.compose import compose_run
+        import runners.compose  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{error.name} is not installed for this Python, so KEY=VALUE cannot be composed.",
             hint="Install ekvi-cockpit, or hand over a resolved configuration with --config.",
         ) from error
-    return compose_run(list(overrides))
+
+
+def run_points(arguments: Arguments, process: Process) -> None:
+    """Work a sweep off; ConfigurationError where torchrun started this, RunnerError where a point failed."""
+    if process.launched:
+        raise ConfigurationError(
+            "--multirun starts each point as a process of its own, and this is one of torchrun's.",
+            hint="Start torchrun once a point, or sweep with `ekvi-cockpit run --multirun`.",
+            every_rank=True,
+        )
+    require_composition()
+    from runners import sweep
+    from runners.stages import expand
+
+    expand(arguments.stage)  # an unknown one is told before the first point
+    out = Folders.from_environment(os.environ).out
+    sweep.run(sweep.points(arguments.overrides), arguments.stage, out)
 
 
 def run_stage(name: str, context: Context) -> None:
@@ -181,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(USAGE, end="")
             return 0
         process = Process.from_environment(os.environ)
-        run(arguments, process)
+        (run_points if arguments.multirun else run)(arguments, process)
     except RunnerError as error:
         report(error, process)
         return error.exit_code

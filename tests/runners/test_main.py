@@ -36,6 +36,8 @@ def test_config_is_taken_with_and_without_an_equals_sign(argv: list[str]) -> Non
         (["--verbose=1"], "--verbose=1"),
         (["--config", "a.json", "training.seed=1"], "training.seed=1"),
         (["purge.dry_run=yes"], "purge.dry_run='yes'"),
+        (["--multirun", "--config", "a.json"], "--multirun does not apply"),
+        (["--multirun", "stage=purge", "purge.dry_run=true"], "not of --multirun"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named(argv: list[str], named: str) -> None:
@@ -77,6 +79,21 @@ def test_an_unknown_stage_names_the_known_ones(place: Place) -> None:
 def test_half_a_launcher_says_what_is_missing(place: Place) -> None:
     told = failed_plainly(place.run({}, RANK="0", WORLD_SIZE="2"), 2)
     assert "MASTER_ADDR and MASTER_PORT not: no process group can form" in told
+
+
+def test_torchrun_s_processes_take_no_sweep(place: Place) -> None:
+    place.folder.mkdir(parents=True)
+    env = place.environment(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    command = [sys.executable, "-m", "runners", "--multirun", "training.seed=1,2"]
+    done = subprocess.run(command, cwd=place.folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert "this is one of torchrun's" in failed_plainly(Result(done.returncode, done.stdout, done.stderr), 2)
+
+
+def test_help_names_every_stage_and_option() -> None:
+    command = [sys.executable, "-m", "runners", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    for word in ("data", "calibrate", "train", "wrap", "purge", "all", "--config", "--multirun", "EKVI_OUT"):
+        assert word in done.stdout
 
 
 def test_a_command_runner_is_not_started_here(place: Place) -> None:
