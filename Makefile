@@ -6,6 +6,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check install -q -c constraints.txt
 ARGS   ?=
+WORKERS ?= 2
+# Several workers share the tests, a file of them on one worker (tests/conftest.py); ARGS="-n0 --pdb" is one process.
+SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 TORCH_INDEX ?=
 
 .PHONY: run test test-hosts bench soak soak-hosts check clean
@@ -28,7 +31,7 @@ run: $(VENV)/.run
 	$(BIN)/ekvi-cockpit run $(if $(findstring --profile,$(ARGS)),,--profile duel-local) $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not hosts and not soak" $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) -m "not hosts and not soak" $(ARGS)
 
 test-hosts: $(VENV)/.dev
 	tests/hosts/setup.sh

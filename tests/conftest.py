@@ -1,4 +1,4 @@
-"""Shared fixtures, and the rule that a skip is a failure where EKVI_NO_SKIPS is set."""
+"""Shared fixtures, the order on several workers, and the rule that a skip is a failure with EKVI_NO_SKIPS."""
 
 from __future__ import annotations
 
@@ -16,22 +16,54 @@ ALLOWED_SKIPS = (
     r"EKVI_REAL_DATA names no folder of real captures",
 )
 
-_skipped: list[str] = []
+_LONG = ("agent", "engine", "telemetry", "tui", "launch")  # folders whose tests wait for processes
+
+_skipped: dict[str, str] = {}  # reason by test or file
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note the skips whose reason is not on the list."""
+def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Note a skip whose reason is not on the list."""
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if not any(re.search(allowed, reason) for allowed in ALLOWED_SKIPS):
-            _skipped.append(f"{report.nodeid}: {reason}")
+            _skipped[report.nodeid] = reason
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A test that was skipped; workers tell the one who prints of theirs."""
+    _note(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A whole file that was skipped; each worker tells of it."""
+    _note(report)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the session on a skip that is not on the list."""
     if os.environ.get("EKVI_NO_SKIPS") and _skipped:
-        print("\nskips that are not on the list:", *_skipped, sep="\n  ")
+        print("\nskips that are not on the list:")
+        print(*(f"  {where}: {why}" for where, why in _skipped.items()), sep="\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several workers share the tests a file stays on one, with its fixtures; files that take long go first."""
+    if not hasattr(config, "workerinput"):
+        return
+    trains = {item.path for item in items if item.get_closest_marker("train")}
+    items.sort(key=lambda item: 0 if item.path in trains else 1 if item.path.parent.name in _LONG else 2)
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this session have in common: see `tests.once`."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(autouse=True)
@@ -39,5 +71,5 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has a home of its own: no test reads or writes the user's folders."""
     for name in ("CONFIG", "DATA", "STATE", "CACHE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / f"xdg-{name.lower()}"))
-    for name in ("EKVI_RUNS_DIR", "EKVI_WORKDIR", "NO_COLOR", "FORCE_COLOR"):
+    for name in ("EKVI_RUNS_DIR", "EKVI_WORKDIR", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)

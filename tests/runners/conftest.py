@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from tests.once import once
 from tests.runners.support import Place, Result
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that the tests of this session share."""
-    return tmp_path_factory.mktemp("cache")
+def cache(shared: Path) -> Path:
+    """A cache that all tests share."""
+    return shared / "cache"
 
 
 @pytest.fixture(scope="session")
-def prepared(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+def prepared(cache: Path, shared: Path) -> Result:
     """The first stage=data in the shared cache, with all defaults."""
-    return Place(tmp_path_factory.mktemp("prepared"), cache).run({}, "stage=data")
+    folder = shared / "prepared"
+    return Result(**once(folder, lambda: asdict(Place(folder, cache).run({}, "stage=data"))))
 
 
 @pytest.fixture
