@@ -33,7 +33,7 @@ from typing_extensions import Self
 
 from runners.explain import Document, Keys, Source, explain, keys_below, shape_problem, show
 from runners.refusals import RAISED, translated
-from runners.schema import RunConfig
+from runners.schema import RunConfig, Training
 from runners.words import MARK, ComposeError, Origin, Word, check_key, did_you_mean, parse
 
 __all__ = ["ComposeError", "Composer", "Document", "Origin", "Word", "compose_run", "shipped_folder", "user_folder"]
@@ -174,6 +174,7 @@ class Composer:
             for word in words:
                 if not word.is_group:
                     _apply(word, merged)
+            _untwin(words, merged)
             data = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
         assert isinstance(data, dict)
         return Document(name, {str(k): v for k, v in data.items()}, tuple(words), files)
@@ -305,6 +306,16 @@ def _apply(word: Word, document: Any) -> None:
     if word.value is not None and word.value != OmegaConf.select(document, key):
         raise word.error(f"{key} is {show(OmegaConf.select(document, key))}, so it is not deleted.")
     del node[leaf]
+
+
+def _untwin(words: Sequence[Word], document: Any) -> None:
+    """Drop what the files say in one way where the words say it in the other (see schema.Training.TWINS)."""
+    said = {word.path for word in words if not word.is_group and word.kind != "delete" and word.value is not None}
+    node = OmegaConf.select(document, "training", default=None)
+    for twins in Training.TWINS if isinstance(node, DictConfig) else ():
+        for own, other in (twins, twins[::-1]):
+            if ("training", own) in said and ("training", other) not in said and other in node:
+                node[other] = None
 
 
 def _join_marked(document: DictConfig) -> None:

@@ -355,5 +355,7 @@ def _note(store: Store, runs: Sequence[RunPlan], state: State, reason: str) -> N
 def planned_total(run: RunPlan) -> int | None:
     """How many iterations a run is to make, or None where only the program knows, or where it does not train."""
     if run.config["runner"]["name"] == "megatron" and any(stage.stage == "train" for stage in run.stages):
-        return int(run.config["training"]["train_iters"])
+        from runners.schema import Training
+
+        return Training.model_validate(run.config["training"]).iterations
     return None

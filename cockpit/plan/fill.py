@@ -22,7 +22,6 @@ _SHORT = {
     "seq_length": "training.sequence_length",
     "micro_batch": "training.micro_batch",
     "global_batch": "training.global_batch",
-    "train_iters": "training.train_iters",
     "learning_rate": "training.learning_rate",
     "warmup_steps": "training.warmup_steps",
     "precision": "training.precision",
@@ -40,6 +39,7 @@ def values(config: Profile, spec: ServerSpec, run: str) -> dict[str, str]:
     body = config.run_config().model_dump(mode="json")
     found = dict(_flat("", {name: body[name] for name in ("model", "data", "training")}))
     found.update({short: found[key] for short, key in _SHORT.items() if key in found})
+    found["train_iters"] = str(config.training.iterations)  # also where the length is said in samples
     found.update(_PLACES)
     found.update(run=run, server=spec.name, vendor=spec.vendor, nodes=str(max(1, len(spec.nodes))))
     if spec.gpus is not None:

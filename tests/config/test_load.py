@@ -196,7 +196,8 @@ def test_a_choice_counts_also_where_another_choice_brings_its_own() -> None:
 
 
 def test_deleting_a_key_gives_back_the_default_and_deleting_a_server_takes_it_away() -> None:
-    assert servers_of("duel-local", ["~training.warmup_steps"])["left"].training.warmup_steps == 10
+    left = servers_of("duel-local", ["~training.min_learning_rate"])["left"]
+    assert left.training.min_learning_rate == 1e-4
     assert list(servers_of("duel-local", ["~servers.left"])) == ["right"]
 
 

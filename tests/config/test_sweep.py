@@ -72,7 +72,7 @@ VALUE_WORDS = st.lists(
             "++servers.left.env.FOO=1",
             "++servers.left.env={BAR: x}",
             "++servers.right.overrides=['training.seed=1']",
-            "~training.warmup_steps",
+            "~training.min_learning_rate",
             "training.train_iters=7",
             "~data.tokenizer_vocab",
             "data=synthetic",
