@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from runners import wire
-from runners.schema import MegatronRunner
+from runners.errors import require
+from runners.schema import LoraRunner, MegatronRunner
 from runners.stages import Context, Outcome
 
 
 def run(context: Context) -> Outcome:
-    """Prepare the data of a Megatron run in the cache; the other runners bring their own. Rank 0 of a node only."""
+    """Prepare the data of a Megatron or a LoRA run in the cache; the other runners bring their own.
+
+    Rank 0 of a node only.
+    """
+    if isinstance(context.config.runner, LoraRunner):
+        if context.process.local_rank != 0:
+            return Outcome("skipped")
+        require("torch", "transformers", "tokenizers")
+        from runners import lora
+
+        return lora.prepare(context)
     if not isinstance(context.config.runner, MegatronRunner):
         return Outcome("skipped", f"the {context.config.runner.name} runner brings its own data")
     if context.process.local_rank != 0:

@@ -1,0 +1,100 @@
+"""Listeners that tell a training to TensorBoard and to MLflow, where the `export` extra is installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runners.errors import ConfigurationError, installed
+from runners.listeners import Listener, Step
+
+_MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
+
+
+def listeners(names: Iterable[str], out: Path, run: str | None) -> list[Listener]:
+    """One for each of `names`, writing below `out`, or where MLFLOW_TRACKING_URI says.
+
+    Raises ConfigurationError for a package that is not there.
+    """
+    made: list[Listener] = []
+    for name in names:
+        if not installed(_MODULES[name]):
+            raise ConfigurationError(
+                f"runner.track: {name} is not installed for this Python.",
+                hint="Install the `export` extra: pip install 'ekvi-cockpit[export]'.",
+            )
+        made.append(TensorBoard(out / "tensorboard") if name == "tensorboard" else Mlflow(out / "mlruns", run))
+    return made
+
+
+def scalars(step: Step) -> dict[str, float]:
+    """What of a step is a number, by the name it gets."""
+    found = {
+        "loss": step.loss,
+        "learning_rate": step.rate,
+        "grad_norm": step.grad_norm,
+        "step_s": step.seconds,
+        "tokens": float(step.tokens),
+        "samples": float(step.samples),
+        **step.extra,
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+class TensorBoard(Listener):
+    """Event files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(str(folder))
+
+    def started(self, facts: Mapping[str, Any]) -> None:
+        """The facts as a text, a row each."""
+        rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+        self.writer.add_text("facts", f"| name | value |\n|---|---|\n{rows}", 0)
+
+    def step(self, step: Step) -> None:
+        """A point of each curve."""
+        for name, value in scalars(step).items():
+            self.writer.add_scalar(f"train/{name}", value, step.step)
+
+    def evaluated(self, step: int, loss: float, samples: int, tokens: int) -> None:
+        """A point of the validation's curve."""
+        self.writer.add_scalar("validation/loss", loss, step)
+
+    def finished(self, status: str) -> None:
+        """Write out what is held back."""
+        self.writer.close()
+
+
+class Mlflow(Listener):
+    """A run in MLflow: facts as parameters, steps as metrics."""
+
+    def __init__(self, folder: Path, run: str | None) -> None:
+        import mlflow
+
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            folder.mkdir(parents=True, exist_ok=True)
+            mlflow.set_tracking_uri(folder.as_uri())
+        self.mlflow: Any = mlflow
+        self.name = run
+
+    def started(self, facts: Mapping[str, Any]) -> None:
+        """Begin the run."""
+        self.mlflow.start_run(run_name=self.name)
+        self.mlflow.log_params(dict(facts))
+
+    def step(self, step: Step) -> None:
+        """A point of each curve."""
+        self.mlflow.log_metrics(scalars(step), step=step.step)
+
+    def evaluated(self, step: int, loss: float, samples: int, tokens: int) -> None:
+        """A point of the validation's curve."""
+        self.mlflow.log_metric("validation_loss", loss, step=step)
+
+    def finished(self, status: str) -> None:
+        """End the run."""
+        self.mlflow.end_run("FINISHED" if status == "success" else "FAILED")
