@@ -15,6 +15,7 @@ from cockpit.metrics.loss import loss_parity
 from cockpit.metrics.parity import parity
 from cockpit.metrics.sides import RunFacts, Side, check_sides
 from cockpit.metrics.specs import published
+from cockpit.metrics.standing import standing
 from cockpit.metrics.verdict import MIN_RUNS, PairVerdict, judge
 from cockpit.metrics.words import Judged
 
@@ -70,6 +71,10 @@ def _side(side: Side) -> dict[str, Any]:
         "left_out": [{"run": r.id, "state": r.state} for r in side.left_out],
         "vendor": " + ".join(sorted(vendors)) or None,
         "gpu": {"model": next(iter(gpus))[0], "count": next(iter(gpus))[1]} if len(gpus) == 1 else None,
+        "calibration": standing(
+            [r.provenance["calibrate"] for r in side.counted if isinstance(r.provenance.get("calibrate"), dict)],
+            next(iter(gpus))[0] if len(gpus) == 1 else None,
+        ),
     }
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 _DATA = Path(__file__).parent / "data"
+TABLE = "gpu_specs.csv"
 
 # What drivers call a card -> the row of gpu_specs.csv. Matched on the whole normalised name: a laptop part, a "D"
 # variant or a card of the same family with another clock must not take the peak of its neighbour.
@@ -42,14 +44,30 @@ _DIES = {"MI250X": 2}  # software sees each die as a device, the table holds the
 _PRECISION_COLUMN = {"bf16": "bf16_dense_tflops", "fp16": "fp16_dense_tflops", "fp8": "fp8_dense_tflops"}
 
 
+_MEASURED = re.compile(r"(BF16|FP16|FP8)(?: GEMM)? (\d+(?:\.\d+)?)(?: @(\d+\^3))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What somebody measured on such a card: TFLOP/s, and `where` (shape and source)."""
+
+    tflops: float
+    where: str
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Dense peaks of one device as software sees it, in TFLOP/s by precision; absent where no source gives one."""
+    """Dense peaks of one device as software sees it, in TFLOP/s by precision; absent where no source gives one.
+
+    `measured` are matrix products on such a card by precision, `mem_bw_gb_s` its memory's rate in GB/s.
+    """
 
     name: str
     peaks: dict[str, float]
     tdp_w: float | None
     source: str
+    mem_bw_gb_s: float | None = None
+    measured: Mapping[str, Measured] = field(default_factory=dict)
 
     def peak_tflops(self, precision: str) -> float | None:
         """The dense peak for `precision` ("bf16", "fp16", "fp8"), or None.
@@ -68,7 +86,7 @@ def _number(text: str) -> float | None:
 
 @cache
 def _specs() -> dict[str, Spec]:
-    with (_DATA / "gpu_specs.csv").open(encoding="utf-8", newline="") as file:
+    with (_DATA / TABLE).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     out = {}
     for row in rows:
@@ -79,8 +97,20 @@ def _specs() -> dict[str, Spec]:
             peaks={p: value / dies for p, value in known.items() if value is not None},
             tdp_w=_number(row["tdp_w"]),
             source=row["source"],
+            mem_bw_gb_s=None if (rate := _number(row["mem_bw_tb_s"])) is None else rate * 1000 / dies,
+            measured=_measured(row["measured_gemm"]),
         )
     return out
+
+
+def _measured(text: str) -> dict[str, Measured]:
+    """`BF16 GEMM 853 @8192^3, FP8 1661 (who)` by precision."""
+    source = re.search(r"\(([^)]*)\)\s*$", text)
+    who = source[1] if source else "no source"
+    return {
+        found[1].lower(): Measured(float(found[2]), f"{found[3]}, {who}" if found[3] else who)
+        for found in _MEASURED.finditer(text)
+    }
 
 
 def _normal(model: str) -> str:

@@ -11,6 +11,7 @@ from cockpit.core.events import Diagnostic
 from cockpit.core.text import finite
 from cockpit.metrics import figures, flops, interval, iterations, nodes, origin, steady, target
 from cockpit.metrics.specs import gpu_spec
+from cockpit.metrics.standing import standing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -163,6 +164,7 @@ def summarise(
         "flops_convention": flops.CONVENTION,
         "metrics": {name: run.metrics[name] for name in UNITS},
         "energy": run.energy,
+        "calibration": standing([run.said["calibrate"]], run.ticks.model()) if "calibrate" in run.said else None,
         "provenance": _provenance(run),
     }
 
@@ -300,9 +302,11 @@ def _utilisation(run: _Run, tflops: float, n: int | None) -> None:
         mfu = tflops / peak
         odd = "; above 1: check the FLOP count and the peak" if mfu > 1 else ""
         run.put("mfu", mfu, n=n, note=f"of {peak:g} TFLOP/s dense {precision} ({spec.name}){odd}")
-    measured = (run.said.get("calibrate") or {}).get("matmul_tflops")
+    found = run.said.get("calibrate")
+    measured = (found or {}).get("matmul_tflops")
     if not isinstance(measured, (int, float)) or measured <= 0:
-        run.put("mfu_measured", None, note="no calibration with this run")
+        why = "no calibration with this run" if found is None else "the calibration found no rate in its precision"
+        run.put("mfu_measured", None, note=why)
     else:
         run.put("mfu_measured", tflops / measured, n=n, note=f"of {measured:g} TFLOP/s measured")
 

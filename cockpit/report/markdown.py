@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cockpit.report import numbers
+from cockpit.report import numbers, standing
 
 
 def markdown(comparison: Mapping[str, Any]) -> str:
@@ -14,7 +14,7 @@ def markdown(comparison: Mapping[str, Any]) -> str:
     comparison = numbers.clean(comparison)
     parts = [f"## {_safe(comparison['headline'])}", *_why(comparison), _metrics(comparison), *_parity(comparison)]
     parts += [_loss(comparison["loss_parity"]), f"**Scope.** {_safe(comparison['scope'])}"]
-    parts += [*_published(comparison["published"]), *_notes(comparison)]
+    parts += [*_classes(comparison), *_published(comparison["published"]), *_notes(comparison)]
     return "\n\n".join(p for p in parts if p) + "\n"
 
 
@@ -93,6 +93,18 @@ def _loss(parity: Mapping[str, Any]) -> str:
     apart, tolerance = numbers.relative(parity["max_rel_diff"]), numbers.relative(parity["tolerance"])
     apart_by = f"Curves apart by at most {apart}, tolerance {tolerance}"
     return f"**Loss: {parity['verdict']}.** {apart_by} ({_safe(parity['note'])})."
+
+
+def _classes(comparison: Mapping[str, Any]) -> list[str]:
+    """Where each side that was calibrated stands in its class."""
+    out = []
+    for side in comparison["sides"]:
+        found = side.get("calibration")
+        if found:
+            head = f"**{_safe(side['name'])}, calibrated:** {_safe(found['headline'])}."
+            told = [f"- {_safe(line)}" for line in [*standing.lines(found), *standing.slow(found)]]
+            out += [head, "\n".join(told)]
+    return [part for part in out if part]
 
 
 def _published(rows: Sequence[Mapping[str, Any]]) -> list[str]:

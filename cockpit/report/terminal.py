@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cockpit.report import numbers
+from cockpit.report import numbers, standing
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -26,7 +26,7 @@ def text(comparison: Mapping[str, Any], *, width: int | None = None, color: bool
     `width` in columns is the terminal's (80 where there is none), `color` None asks the terminal and NO_COLOR.
     """
     comparison = numbers.clean(comparison)
-    parts: list[RenderableType] = [_headline(comparison), "", _figures(comparison), ""]
+    parts: list[RenderableType] = [_headline(comparison), "", _figures(comparison), "", *_classes(comparison)]
     parts += [*_parity(comparison), *_loss(comparison), *_end(comparison)]
     return _render(parts, width, color)
 
@@ -63,13 +63,18 @@ def summary_text(summary: Mapping[str, Any], *, width: int | None = None, color:
 
 
 def _measured(summary: Mapping[str, Any]) -> list[RenderableType]:
-    """What a calibration found, where the run had one."""
-    found = (summary.get("provenance") or {}).get("calibrate") or {}
-    rate = found.get("matmul_tflops")
-    if not isinstance(rate, (int, float)):
-        return []
-    how = " ".join(f"{word} {found[key]}" for word, key in (("in", "precision"), ("on", "device")) if found.get(key))
-    return [f"calibrated: {numbers.plain(rate)} TFLOP/s of dense matmul {how}".rstrip()]
+    """What a calibration found, where the run had one, and where that stands in the GPU's class."""
+    found = summary.get("calibration")
+    return [] if not found else [*_class(found), ""]
+
+
+def _class(found: Mapping[str, Any]) -> list[RenderableType]:
+    """A server's standing: a sentence, its figures, and the devices that are slow."""
+    from rich.text import Text
+
+    lines: list[RenderableType] = [Text.assemble(("Calibrated: ", "bold"), f"{found['headline']}.")]
+    lines += [Text(f"  {line}") for line in standing.lines(found)]
+    return [*lines, *(Text(f"  {line}", "yellow") for line in standing.slow(found))]
 
 
 def _render(parts: Sequence[RenderableType], width: int | None, color: bool | None) -> str:
@@ -214,6 +219,14 @@ def _parity(comparison: Mapping[str, Any]) -> list[RenderableType]:
     hidden = len(found) - len(shown)
     more = [Text(f"and {hidden} more of kind info, in the JSON", "dim")] if hidden else []
     return [head, table, *more, ""]
+
+
+def _classes(comparison: Mapping[str, Any]) -> list[RenderableType]:
+    """Where each side that was calibrated stands in its class."""
+    from rich.text import Text
+
+    found = [(s["name"], s["calibration"]) for s in comparison["sides"] if s.get("calibration")]
+    return [part for name, one in found for part in (Text(f"{name}", "bold"), *_class(one), "")]
 
 
 def _loss(comparison: Mapping[str, Any]) -> list[RenderableType]:

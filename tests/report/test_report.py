@@ -165,7 +165,8 @@ def test_a_run_that_was_stopped_shows_what_is_known_and_counts_the_rest() -> Non
 def test_what_a_calibration_found_stands_in_its_summary() -> None:
     found = told("calibrate", matmul_tflops=0.1176, precision="fp32", device="cpu")
     shown = summary_text(summarise(meta(), columns([]), (), [found]))
-    assert "calibrated: 0.1176 TFLOP/s of dense matmul in fp32 on cpu" in shown
+    assert "Calibrated: no class figure: gpu_specs.csv holds GPUs, and this is a CPU." in shown
+    assert "\n  fp32 products 0.1176 TFLOP/s\n" in shown
 
 
 def test_json_is_one_document_that_reads_back() -> None:
