@@ -30,6 +30,8 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"model\.", "blocking", "another model"),
     (r"built\.", "blocking", "the model that was built is another"),
     (r"prepared\.", "blocking", "the tokens read are not the same"),
+    (r"data\.(workers|offline)$", "info", "how the tokens were made, not which"),
+    (r"data\.paths$", "info", "where the files lie; the tokens are compared by themselves"),
     (r"data\.", "blocking", "other data"),
     (r"training\.(backend|device)$", "info", "the device family, which is what is compared"),
     (r"training\.parallel\.", "warning", "the same work, divided otherwise over the processes"),

@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 from runners.data.files import opened, unreadable
 from runners.errors import ConfigurationError
+from runners.schema.data import Fields
+
+__all__ = ["Fields", "Message", "OnError", "Record", "RecordError", "Skips", "read", "record", "wrong"]
 
 OnError = Literal["refuse", "skip"]
 Message = dict[str, str]  # {"role", "content"}, as chat templates take it
@@ -26,16 +29,6 @@ _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
 
 class RecordError(ValueError):
     """What is wrong with a record, as the end of a sentence that begins with where it stands."""
-
-
-@dataclass(frozen=True)
-class Fields:
-    """The names under which a source keeps its texts, where they are others than the usual ones."""
-
-    text: str | None = None
-    prompt: str | None = None
-    completion: str | None = None
-    messages: str | None = None
 
 
 @dataclass(frozen=True)
