@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from runners.errors import ConfigurationError
 from runners.megatron import context
 from runners.schema import RunConfig
 
@@ -28,6 +29,7 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def core(config: RunConfig) -> Callable[..., SdpaAttention]:
@@ -94,14 +96,35 @@ def _mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def ran(config: RunConfig, device: torch.device, dtype: torch.dtype) -> str:
+def ran(config: RunConfig, device: torch.device) -> str:
     """The kernel of one attention call of this training, by the operator that torch dispatched to: "flash", "cudnn",
-    "efficient", "overrideable" (a device's own) or "math". RuntimeError where the configured one cannot.
+    "efficient", "overrideable" (a device's own) or "math". ConfigurationError where the configured one cannot.
     """
+    training = config.training
+    q, k, v = _heads(config, device)
+    try:
+        with _Watch() as watch:
+            causal(q, k, v, kernel=training.kernels.attention)
+    except RuntimeError as error:
+        if training.kernels.attention == "auto" or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ConfigurationError(
+            f"training.kernels.attention={training.kernels.attention}: torch has no such kernel on {device.type} for"
+            f" {training.precision} heads of {config.model.hidden // config.model.heads}"
+            f"{' with training.parallel.context above 1' if training.parallel.context > 1 else ''}.",
+            hint="Set training.kernels.attention=auto.",
+            every_rank=True,
+        ) from error
+    return watch.kernel
+
+
+def _heads(config: RunConfig, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values of one rank's layer in this training, empty of sense."""
     model, training = config.model, config.training
     parallel, batch = training.parallel, training.micro_batch
     chunk = training.sequence_length if parallel.context == 1 else training.sequence_length // (2 * parallel.context)
     kv_heads = max(1, model.kv_heads // parallel.tensor)
+    dtype = DTYPES[training.precision]
     q, k, v = (
         torch.zeros(batch, length, heads, model.hidden // model.heads, device=device, dtype=dtype).transpose(1, 2)
         for length, heads in (
@@ -110,10 +133,7 @@ def ran(config: RunConfig, device: torch.device, dtype: torch.dtype) -> str:
             (training.sequence_length, kv_heads),
         )
     )
-    q.requires_grad_()
-    with _Watch() as watch:
-        causal(q, k, v, kernel=training.kernels.attention)
-    return watch.kernel
+    return q.requires_grad_(), k, v
 
 
 class _Watch(TorchDispatchMode):

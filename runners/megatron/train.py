@@ -78,6 +78,7 @@ def run(context: Context) -> Outcome:
     backend = select(config.training.backend)
     backend.check(config)
     backend.start(config.training)
+    kernels = {"attention": attention.ran(config, backend.device), **backend.kernels(config)}
     index = None
     if process.local_rank == 0:  # before the group forms: the others of this node wait there for weights and index
         weights.fetch(config)
@@ -90,7 +91,7 @@ def run(context: Context) -> Outcome:
             print(report.arguments(config, vocab, process.world), flush=True)
         training = set_up(config, backend, entry, index, vocab)
         if process.last:
-            _introduce(context, backend, entry, vocab)
+            _introduce(context, backend, entry, vocab, kernels)
         reporter = report.Reporter(config, vocab, process.world)
         saver = checkpoint.Saver(context, training, entry, vocab)
         saver.resume()
@@ -265,7 +266,7 @@ def _vocab(config: RunConfig, entry: Entry) -> int:
     return sizes.padded_vocab(wanted, config.model.vocab_multiple, config.training.parallel.tensor)
 
 
-def _introduce(context: Context, backend: Backend, entry: Entry, vocab: int) -> None:
+def _introduce(context: Context, backend: Backend, entry: Entry, vocab: int, kernels: dict[str, str]) -> None:
     """Say what made this run, what is trained and on what."""
     config = context.config
     data = provenance.collect(
@@ -277,10 +278,13 @@ def _introduce(context: Context, backend: Backend, entry: Entry, vocab: int) -> 
         collective=backend.collective,
         precision=config.training.precision,
         attention=attention.ATTENTION,
+        kernels=kernels,
         transformer_impl="local",
     )
     message = f"torch {data['torch']['version']}, megatron-core {data['megatron_core']}, {backend.name}"
     wire.emit("diagnostic", level="info", code="provenance", message=message, data=data)
+    told = ", ".join(f"{what} {kernel}" for what, kernel in kernels.items())
+    wire.emit("diagnostic", level="info", code="kernels", message=told, data=kernels)
     report.model_diagnostic(config, vocab, schedules.name(config.training.parallel))
     wire.emit("diagnostic", **entry.diagnostic())
 
