@@ -254,3 +254,19 @@ def test_a_queue_that_is_done_is_not_worked_again(desk: Desk) -> None:
     desk.work_to_end()
     assert desk.states("a") == before
     assert desk.spool("a") == b"once\n"
+
+
+def test_a_queue_whose_run_made_links_is_cleaned_away_and_what_they_lead_to_stays(desk: Desk, tmp_path: Path) -> None:
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    (apart / "kept").write_text("mine")
+    links = (
+        "import os, sys\nout = os.environ['EKVI_OUT']\nos.mkdir(out + '/epoch-1')\n"
+        "os.symlink('epoch-1', out + '/best')\nos.symlink(sys.argv[1], out + '/apart')"
+    )
+    desk.queue({"a": [python("train", links, str(apart))]})
+    desk.work_to_end()
+    cleaned = desk.call("clean", str(desk.q))
+    assert cleaned.returncode == 0, cleaned.stderr
+    assert not desk.q.exists()
+    assert (apart / "kept").read_text() == "mine"
