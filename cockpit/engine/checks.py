@@ -23,6 +23,7 @@ AGENT_PYTHON = (3, 8)
 LOGIN_S = 60.0  # a jump host, and a login that asks
 _NEEDS = {
     "megatron": ("torch", "megatron.core", "tokenizers", "pydantic"),
+    "lora": ("torch", "transformers", "peft", "pydantic"),
     "smoke": ("torch", "pydantic"),
     "command": (),
 }

@@ -116,7 +116,7 @@ def _nodes(config: Profile, server: str) -> int:
             have = f"{count} nodes, counted from 0" if count > 1 else "one node"
             raise ConfigError(f"runner.log_node is {runner.log_node}, but server {server!r} has {have}.")
     elif processes % count:
-        key = "runner.processes" if runner.name == "smoke" else "training.parallel"
+        key = "runner.processes" if runner.name in ("lora", "smoke") else "training.parallel"
         raise ConfigError(
             f"{key}: {processes} process{'es' if processes > 1 else ''} cannot be shared evenly by the {count} nodes"
             f" of server {server!r}.",
