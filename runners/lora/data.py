@@ -119,7 +119,8 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.plain = not getattr(tokenizer, "chat_template", None)
-        self.end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        end = getattr(tokenizer, "eos_token_id", None)  # no tokenizer where there is no text
+        self.end = [] if end is None else [int(end)]
 
     def encode(self, record: Record) -> tuple[list[int], list[int]]:
         """Ids and labels, uncut. Raises RecordError for a conversation that the template refuses."""

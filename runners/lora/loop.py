@@ -99,13 +99,14 @@ def epoch(trainer: Trainer) -> None:
     while not trainer.ended() and (micro := list(islice(batches, runner.grad_accum))):
         before = progress.samples
         losses.append(one_step(trainer, micro))
-        if runner.eval_every and progress.samples // runner.eval_every > before // runner.eval_every:
+        if due(runner, before, progress.samples):
             evaluate(trainer)
         within = progress.batch < len(trainer.loader) and not trainer.ended()
         if runner.save and runner.save_every and progress.step % runner.save_every == 0 and within:
             trainer.saver.save(f"step-{progress.step}", trainer.model, trainer.optimizer, progress)
             trainer.clock = time.perf_counter()
-    if progress.evaluated_at != progress.step:
+    on_samples = runner.mlperf is not None and runner.eval_every is not None  # and nowhere else, by its rules
+    if progress.evaluated_at != progress.step and not on_samples:
         evaluate(trainer)
     whole = progress.batch >= len(trainer.loader)
     if whole:
@@ -114,6 +115,12 @@ def epoch(trainer: Trainer) -> None:
     if runner.save:
         name = f"epoch-{progress.epoch}" if whole else f"step-{progress.step}"
         trainer.saver.save(name, trainer.model, trainer.optimizer, progress, rank=True)
+
+
+def due(runner: LoraRunner, before: int, samples: int) -> bool:
+    """Whether a validation stands between these two counts of samples."""
+    every = runner.eval_every
+    return every is not None and samples >= runner.eval_from and samples // every > before // every
 
 
 def one_step(trainer: Trainer, micro: Sequence[Batch]) -> float:
@@ -177,6 +184,7 @@ def evaluate(trainer: Trainer) -> None:
     progress, process, model = trainer.progress, trainer.process, trainer.model
     if not trainer.validation.items:
         return
+    trainer.listener.evaluating(progress.step)
     size = trainer.runner.eval_batch or trainer.runner.batch
     sums = torch.zeros(2, dtype=torch.float64, device=model.device)
     model.core.eval()

@@ -34,7 +34,8 @@ def merge(base: Path, adapter: Path, tokenizer: Any, into: Path) -> Path:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             merged.save_pretrained(str(part))
-            tokenizer.save_pretrained(str(part))
+            if tokenizer is not None:
+                tokenizer.save_pretrained(str(part))
             shutil.rmtree(target, ignore_errors=True)
             os.rename(part, target)
     finally:

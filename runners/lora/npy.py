@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runners import wire
 from runners.errors import ConfigurationError
 from runners.schema import LoraRunner
 
@@ -31,13 +30,11 @@ def ensure(context: Context, runner: LoraRunner) -> tuple[Entry, bool]:
 
 
 def made(context: Context) -> Context:
-    """What stage=data does first: convert what is not yet, say what it is, and name its files in the context."""
+    """What stage=data does first: convert what is not yet, and name the files in the context."""
     runner = context.config.runner
     if not isinstance(runner, LoraRunner) or not asks(runner) or context.process.local_rank != 0:
         return context
     entry, fresh = ensure(context, runner)
-    if context.process.first:
-        wire.emit("diagnostic", **entry.diagnostic())
     print(f"[DATA] {entry.path}: {'converted' if fresh else 'already converted'}", flush=True)
     return prepared(context)
 

@@ -131,7 +131,8 @@ class Saver:
             kept = torch.bfloat16 if self.runner.bf16 else torch.float32
             cast = {name: value.to(kept) if value.is_floating_point() else value for name, value in weights.items()}
             model.core.save_pretrained(str(part), state_dict=cast)
-        self.tokenizer.save_pretrained(str(part))
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(str(part))
         told = {"schema": "ekvi.lora-state/1", "made_of": dict(self.made_of), "progress": progress.as_json()}
         (part / STATE / PROGRESS).write_text(json.dumps(told, indent=1) + "\n")
 

@@ -23,11 +23,14 @@ _BLOCK, _BLOCKS = 1 << 16, 16  # of each file of weights that the fingerprint re
 
 @dataclass(frozen=True)
 class Sources:
-    """The folders of the model and of the tokenizer, and what the model is called."""
+    """The folders of the model and of the tokenizer, and what the model is called.
+
+    Sequences of tokens need no tokenizer: with them it may be None.
+    """
 
     name: str
     model: Path
-    tokenizer: Path
+    tokenizer: Path | None
 
 
 def find(config: RunConfig, runner: LoraRunner, cache: Path) -> Sources:
@@ -44,6 +47,8 @@ def find(config: RunConfig, runner: LoraRunner, cache: Path) -> Sources:
         folder = _model(key, name, config, runner)
     tokenizer = hub.folder(own, key="runner.tokenizer_local_dir") if own else folder
     if not any((tokenizer / file).is_file() for file in _TOKENIZER):
+        if runner.data_format == "npy" and own is None:
+            return Sources(name, folder, None)
         raise ConfigurationError(
             f"{tokenizer} holds no tokenizer: none of {', '.join(_TOKENIZER)} is there.",
             hint="Copy it beside the model, or name its folder in runner.tokenizer_local_dir.",
@@ -113,7 +118,9 @@ def _texts(record: Record) -> Iterator[str]:
 
 
 def tokenizer(sources: Sources) -> Any:
-    """The tokenizer with something to pad with. Raises ConfigurationError where it cannot be read."""
+    """The tokenizer with something to pad with; None where there is none. ConfigurationError for a broken one."""
+    if sources.tokenizer is None:
+        return None
     from transformers import AutoTokenizer
 
     try:

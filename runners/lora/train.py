@@ -38,7 +38,7 @@ class Given:
     @property
     def pad(self) -> int:
         """The id that fills batches up."""
-        return int(self.tokenizer.pad_token_id or 0)
+        return int(getattr(self.tokenizer, "pad_token_id", None) or 0)
 
 
 def prepare(context: Context) -> Outcome:

@@ -47,15 +47,6 @@ class Entry:
 
         return Arrays(self.path / f"{name}.npy")
 
-    def diagnostic(self) -> dict[str, Any]:
-        """The fields of the `data` diagnostic; `sha256` is over the training's tokens in order."""
-        told = ("source", "sha256", "tokens", "documents", "sequence_length", "validation", "key")
-        data = {key: self.manifest[key] for key in told}
-        message = (
-            f"{data['documents']} sequences of {data['sequence_length']} tokens, {data['validation']} to validate"
-        )
-        return {"level": "info", "code": "data", "message": message, "data": data}
-
 
 def ensure(source: str, cache: Path, *, key: str, offline: bool = False) -> tuple[Entry, bool]:
     """The entry of `source` (REPO[@REVISION] or a folder), prepared where it is absent, and whether it was made now.

@@ -37,7 +37,7 @@ def test_every_sequence_of_every_file_is_read_in_order(source: Path, tmp_path: P
     assert read(entry, "train") == TRAIN
     assert read(entry, "validation") == VALIDATION
     assert sorted(p.name for p in entry.path.iterdir()) == ["manifest.json", "train.npy", "validation.npy"]
-    said = entry.diagnostic()["data"]
+    said = entry.manifest
     assert (said["documents"], said["validation"], said["tokens"], said["sequence_length"]) == (9, 3, 288, 32)
 
 
