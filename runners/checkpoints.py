@@ -66,8 +66,8 @@ class Shelf:
         part.mkdir()
         return part
 
-    def commit(self, part: Path, step: int, about: dict[str, Any], keep: int) -> Path:
-        """Put the written `part` in its place, name it the latest, remove older ones beyond `keep`; its path.
+    def commit(self, part: Path, step: int, about: dict[str, Any]) -> Path:
+        """Put the written `part` in its place and name it the latest; its path.
 
         Raises OSError where that cannot be done: then the checkpoints from before are as they were.
         """
@@ -79,15 +79,33 @@ class Shelf:
             self._remove(target)
         os.rename(part, target)
         _flush(self.folder)
+        self._name(target)
+        return target
+
+    def _name(self, target: Path) -> None:
+        """Have `latest` name `target`."""
         hidden = self.folder / f".{LATEST}.part"
         hidden.write_text(target.name + "\n")
         _flush(hidden)
         os.replace(hidden, self.folder / LATEST)
         _flush(self.folder)
-        older = [s for s in self.steps() if s < step]  # a later one is of another course: it is not ours to remove
+
+    def prune(self, step: int, keep: int) -> None:
+        """Remove the checkpoints before `step` but for the `keep` - 1 newest of them. Later ones are of another
+        course, and stay.
+        """
+        older = [s for s in self.steps() if s < step]
         for s in older[: max(0, len(older) - (keep - 1))]:
             self._remove(self.path(s))
-        return target
+
+    def withdraw(self, step: int) -> None:
+        """Take the checkpoint of `step` away: it proved no good. `latest` names the newest before it, if any."""
+        older = [s for s in self.steps() if s < step]
+        if older:
+            self._name(self.path(older[-1]))
+        else:
+            (self.folder / LATEST).unlink(missing_ok=True)
+        self._remove(self.path(step))
 
     def _remove(self, path: Path) -> None:
         """Remove a checkpoint: hidden first, so that it is never there in part."""

@@ -42,7 +42,8 @@ _DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
 class Saver:
     """What a training loop tells of its steps; all methods but `export` are called on all ranks.
 
-    `step` is the iteration reached so far, `last` the newest whole checkpoint of this course.
+    `step` is the iteration reached so far, `last` the newest good checkpoint of this course. A loss is of the weights
+    before its update, so a checkpoint is `unproved` until the next loss is a number: only then older ones go.
     """
 
     def __init__(self, context: Context, training: Training, entry: Entry, vocab: int) -> None:
@@ -54,6 +55,7 @@ class Saver:
         self.state = state.of(training.updates)
         self.step = 0
         self.last: Path | None = None
+        self.unproved: int | None = None
         if context.process.first:
             self.shelf.clear()
 
@@ -108,6 +110,7 @@ class Saver:
         stops = self.context.config.training.stop_on_nan
         if stops and self._any_stage(self._knows_loss() and loss is None):
             return 0.0, self._stopped(f"the loss of iteration {number} is not a finite number")
+        self._prove()
         if not self._due(number):
             return 0.0, None
         self.training.backend.synchronise()
@@ -145,13 +148,25 @@ class Saver:
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
         return bool(flag.item())
 
+    def _prove(self) -> None:
+        """The loss after the newest checkpoint is a number, or there will be none: that one stays, older ones go."""
+        if self.unproved is not None:
+            self.last = self.shelf.path(self.unproved)
+            if self.context.process.first:
+                with suppress(OSError):  # what stays too long costs room, and no more
+                    self.shelf.prune(self.unproved, self.settings.keep)
+            self.unproved = None
+
     def _stopped(self, what: str) -> RunnerError:
         """The error that ends a training whose numbers are none."""
+        if self.unproved is not None and self.context.process.first:
+            with suppress(OSError):
+                self.shelf.withdraw(self.unproved)
         if self.last is not None:
             kept = f"the last good checkpoint is kept: {self.last}"
             hint = "Start again from there with a lower training.learning_rate"
         else:
-            kept = "no checkpoint was saved"
+            kept = "no good checkpoint was saved before"
             hint = "Lower training.learning_rate or lengthen its warm-up"
         return RunnerError(
             f"{what}, so the training stopped; {kept}.",
@@ -195,7 +210,10 @@ class Saver:
                 # A file a tensor: torch keeps all that goes into one file in the host's memory at once.
                 writer = dcp.FileSystemWriter(part, single_file_per_rank=False)
                 dcp.save(dict(tiles), storage_writer=writer, planner=Writing())
-            self.last = self._agreed(lambda: self._commit(part, number, begin))
+            self._agreed(lambda: self._commit(part, number, begin))
+            self.unproved = number
+            if number == self.context.config.training.iterations or not self.context.config.training.stop_on_nan:
+                self._prove()
         finally:
             if self.context.process.first:
                 with suppress(OSError):
@@ -229,7 +247,7 @@ class Saver:
             "config": self.context.config.model_dump(mode="json"),
         }
         with self._writing(number):
-            path = self.shelf.commit(part, number, about, self.settings.keep)
+            path = self.shelf.commit(part, number, about)
         size, seconds = checkpoints.size_by(path), time.perf_counter() - begin
         message = f"iteration {number} saved: {size / 1e6:.1f} MB in {seconds:.1f} s"
         data = {"step": number, "path": str(path), "seconds": seconds, "bytes": size}

@@ -1,0 +1,170 @@
+"""Trainings that are saved, stopped, killed and gone on with: the curve is that of the training left alone."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runners import series
+from tests.runners.series import Item
+from tests.runners.support import TIMEOUT_S, Place, Result
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
+
+ITERATIONS = 6
+MODEL = {"layers": 4, "hidden": 64, "ffn": 176}
+
+
+def config(checkpoint: dict[str, Any], *, parallel: dict[str, int] | None = None, **training: Any) -> dict[str, Any]:
+    settings = {"train_iters": ITERATIONS, "micro_batch": 2, "warmup_steps": 2, "parallel": parallel or {}}
+    return {"model": MODEL, "training": settings | training | {"checkpoint": checkpoint}}
+
+
+def curve(result: Result) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in result.wires("iteration")}
+
+
+def wild(checkpoint: dict[str, Any], rate: float = 1e20, **more: Any) -> dict[str, Any]:
+    """A training whose first update throws the weights out of all bounds: the loss after it is no number. At the
+    default rate they are finite themselves, as far as they go.
+    """
+    return config(checkpoint, train_iters=ITERATIONS + 3, learning_rate=rate, warmup_steps=0, clip_grad=0.0, **more)
+
+
+def steps_in(shelf: Path) -> list[str]:
+    """All names there, hidden ones too."""
+    return sorted(path.name for path in shelf.iterdir())
+
+
+@dataclass(frozen=True)
+class Played:
+    """What all trainings of this file said, and where those of one process wrote."""
+
+    folder: Path
+    said: dict[str, Result]
+    killed: list[str]  # what a training that was killed while it saved left
+
+    def shelf(self, name: str) -> Path:
+        return self.folder / name / "out" / "checkpoints"
+
+
+def killed_while_saving(place: Place) -> Path:
+    """The output folder of a training that was killed between the begin and the end of its third save."""
+    command = place.command(config({"save_every": 1}))
+    with subprocess.Popen(command, env=place.environment(), stdout=subprocess.DEVNULL) as child:
+        try:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not list((place.out / "checkpoints").glob(".step-3.part")):
+                assert time.monotonic() < deadline, "no third save began"
+                assert child.poll() is None, "the training ended"
+        finally:
+            child.kill()
+    return place.out
+
+
+@pytest.fixture(scope="module")
+def played(prepared: Result, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """Two processes and one, each through a list of trainings; the one goes on with what the two have saved."""
+    assert prepared.rc == 0, prepared.err
+    root = tmp_path_factory.mktemp("checkpoints")
+    cut = root / "two/tensor/out/checkpoints/step-3"
+    items = [
+        Item("tensor", config({"save_every": 3}, parallel={"tensor": 2})),
+        Item("interleaved", config({"resume": str(cut)}, parallel={"pipeline": 2, "virtual_pipeline": 2})),
+        Item("nan_staged", wild({"save_every": 2}, parallel={"pipeline": 2})),
+    ]
+    said = series.play(root / "two", cache, items, processes=2)
+    killed = killed_while_saving(Place(root / "killed", cache))
+    left = steps_in(killed / "checkpoints")
+    whole = root / "one/whole/out"
+    items = [
+        Item("whole", config({"save_every": 2})),
+        Item("resumed", config({"resume": str(whole / "checkpoints/step-4")})),
+        Item("from_tensor", config({"resume": str(cut)})),
+        Item("from_killed", config({"save_every": 1, "keep": 3}), like=str(killed)),
+        Item("nan", wild({"save_every": 1, "keep": 1}), like=str(whole)),
+        Item("infinite", wild({"save_every": 1}, rate=1e38)),
+    ]
+    said |= series.play(root / "one", cache, items)
+    return Played(root / "one", said, left)
+
+
+def test_a_training_says_what_it_saves_and_keeps_the_newest(played: Played) -> None:
+    result = played.said["whole"]
+    assert result.rc == 0, result.err
+    assert steps_in(played.shelf("whole")) == ["latest", "step-4", "step-6"]
+    assert (played.shelf("whole") / "latest").read_text() == "step-6\n"
+    saved = [line["data"] for line in result.wires("diagnostic") if line["code"] == "checkpoint"]
+    assert [data["step"] for data in saved] == [2, 4, 6]
+    last = played.shelf("whole") / "step-6"
+    assert saved[-1]["path"] == str(last)
+    assert saved[-1]["bytes"] == sum(path.stat().st_size for path in last.iterdir())
+    parameters = result.diagnostic("model")["data"]["parameters"]
+    assert 12 * parameters < saved[-1]["bytes"] < 14 * parameters
+
+
+def test_the_time_of_saving_is_no_time_of_a_step(played: Played) -> None:
+    lines = played.said["whole"].wires("iteration")
+    paused = {line["step"]: line["extra"].get("checkpoint_s") for line in lines}
+    assert [step for step, seconds in paused.items() if seconds is not None] == [2, 4, 6]
+    for before, line in itertools.pairwise(lines):
+        between = line["mono"] - before["mono"]
+        assert line["step_s"] + (paused[line["step"]] or 0.0) == pytest.approx(between, abs=0.05)
+
+
+def test_going_on_gives_the_same_curve_to_the_last_bit(played: Played) -> None:
+    whole, resumed = curve(played.said["whole"]), curve(played.said["resumed"])
+    assert list(whole) == [1, 2, 3, 4, 5, 6]
+    assert resumed == {step: whole[step] for step in (5, 6)}
+    assert played.said["resumed"].diagnostic("resumed")["data"]["step"] == 4
+
+
+@pytest.mark.parametrize("name", ["from_tensor", "interleaved"])
+def test_other_parallel_sizes_go_on_with_the_same_curve(played: Played, name: str) -> None:
+    assert played.said[name].rc == 0, played.said[name].err
+    whole = curve(played.said["whole"])
+    assert curve(played.said["tensor"]) == pytest.approx(whole, abs=1e-6)
+    assert curve(played.said[name]) == pytest.approx({step: whole[step] for step in (4, 5, 6)}, abs=1e-6)
+
+
+def test_a_killed_save_leaves_the_one_before_and_no_rubbish(played: Played) -> None:
+    assert ".step-3.part" in played.killed
+    assert {"latest", "step-1", "step-2"} <= set(played.killed)
+    again, whole = played.said["from_killed"], curve(played.said["whole"])
+    assert again.rc == 0, again.err
+    assert curve(again) == {step: whole[step] for step in (3, 4, 5, 6)}
+    assert steps_in(played.shelf("from_killed")) == ["latest", "step-4", "step-5", "step-6"]
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(played: Played) -> None:
+    result, shelf = played.said["nan"], played.shelf("nan")
+    assert result.rc == 1
+    (line,) = result.err.strip().splitlines()
+    assert "the loss of iteration 8 is not a finite number, so the training stopped" in line
+    assert f"the last good checkpoint is kept: {shelf}/step-6." in line
+    assert steps_in(shelf) == ["latest", "step-4", "step-6"]
+    assert (shelf / "latest").read_text() == "step-6\n"
+    assert [entry["loss"] is None for entry in result.wires("iteration")] == [False, True]
+    drift = result.diagnostic("resume_differs")["data"]["keys"]
+    assert drift == ["training.train_iters (6, now 9)"]
+
+
+def test_stages_that_do_not_know_the_loss_stop_with_the_others(played: Played) -> None:
+    result = played.said["nan_staged"]
+    assert result.rc == 1
+    (line,) = result.err.strip().splitlines()
+    assert "the loss of iteration 2 is not a finite number" in line
+    assert "no good checkpoint was saved" in line
+
+
+def test_weights_that_are_no_numbers_are_never_saved(played: Played) -> None:
+    result = played.said["infinite"]
+    assert result.rc == 1
+    assert "the weights or the optimizer's moments after iteration 1 are not finite" in result.err
+    assert not list((played.folder / "infinite").rglob("step-*"))
