@@ -14,14 +14,20 @@ from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
-from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from runners.megatron import linear
 from runners.megatron.loss import linear_loss
 
 
 class FusedLayer(TransformerLayer):
     """A layer of Llama's shape: RMS norm with the residual sum, split and rotary embedding, SwiGLU, a kernel each."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        attention = self.self_attention
+        for module in (attention.linear_qkv, attention.linear_proj, self.mlp.linear_fc1, self.mlp.linear_fc2):
+            linear.adopt(module)
 
     def forward(
         self,
@@ -45,17 +51,8 @@ class FusedLayer(TransformerLayer):
         projected, _ = attention.linear_proj(attended)
         normed, residual = norm.add_norm(projected, residual, self.pre_mlp_layernorm.weight, eps)
         both, _ = self.mlp.linear_fc1(normed)
-        if self._recomputes("mlp_act"):
-            later = CheckpointWithoutOutput()
-            result, _ = self.mlp.linear_fc2(later.checkpoint(swiglu.swiglu, both))
-            later.discard_output_and_register_recompute(result)
-        else:
-            result, _ = self.mlp.linear_fc2(swiglu.swiglu(both))
+        result, _ = self.mlp.linear_fc2(swiglu.swiglu(both))
         return residual + result, None
-
-    def _recomputes(self, module: str) -> bool:
-        granularity = self.config.recompute_granularity
-        return bool(self.training and granularity == "selective" and module in self.config.recompute_modules)
 
 
 class Decoder(GPTModel):

@@ -61,7 +61,7 @@ def _added(so_far: torch.Tensor | None, gradient: torch.Tensor, hidden: torch.Te
     if gradient.is_cuda:  # the product itself is written, or added, in fp32
         if so_far is None:
             return torch.mm(gradient.t(), hidden, out_dtype=torch.float32)
-        return torch.addmm(so_far, gradient.t(), hidden, out_dtype=torch.float32)
+        return torch.addmm(so_far, gradient.t(), hidden, out_dtype=torch.float32, out=so_far)
     part = (gradient.t() @ hidden).float()
     return part if so_far is None else so_far.add_(part)
 

@@ -1,4 +1,4 @@
-"""The update on GPUs: megatron-core's optimizers with master weights in fp32, around torch's fused AdamW."""
+"""The update on GPUs: megatron-core's optimizers with master weights in fp32, around an AdamW in one launch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MixedUpdates:
         self.training = training
         fused = training.kernels.optimizer != "plain"
         parameters = [p for chunk in chunks for p in chunk.parameters() if p.requires_grad]
-        adam = torch.optim.AdamW(
+        adam = (FusedAdam if fused else torch.optim.AdamW)(
             [
                 {**part, "wd_mult": float(part["weight_decay"] > 0), "lr_mult": 1.0, "is_expert_parallel": False}
                 for part in optimizer.groups(parameters, training.weight_decay)
@@ -30,11 +30,11 @@ class MixedUpdates:
             lr=training.learning_rate,
             betas=(training.adam_beta1, training.adam_beta2),
             eps=training.adam_eps,
-            fused=fused,
-            foreach=None if fused else True,
+            foreach=True,
         )
         self.inner = _inner(adam, chunks, training, groups)
         self.inner.tp_group = groups.tp
+        self.found: dict[torch.Tensor, torch.Tensor] = {}
         if training.precision == "fp16":
             for chunk in chunks:
                 chunk.config.grad_scale_func = self.inner.scale_loss
@@ -54,13 +54,135 @@ class MixedUpdates:
         if not math.isfinite(norm):
             return norm, True
         factor = optimizer.clip_factor(norm, self.training.clip_grad)
-        if factor != 1.0:
+        adam = self.inner.optimizer
+        if isinstance(adam, FusedAdam):
+            adam.factor, adam.weights = factor, self._weights()
+        elif factor != 1.0:
             grads = [p.grad for group in self.inner.param_groups for p in group["params"] if p.grad is not None]
             torch._foreach_mul_(grads, factor)
         for group in self.inner.param_groups:
             group["lr"] = rate
         self.inner.step_with_ready_grads()
         return norm, False
+
+    def _weights(self) -> dict[torch.Tensor, torch.Tensor]:
+        """The low-precision weight of each master weight, in the slice that this rank updates."""
+        if not self.found:
+            for masters, models in self.inner.pairs():
+                for master, model in zip(masters, models, strict=True):
+                    self.found[master] = self.inner.slice_of(model)
+        return self.found
+
+
+class FusedAdam(torch.optim.AdamW):
+    """torch's AdamW by name, state and arithmetic, with an update of one launch a group (kernels/adam.py)."""
+
+    factor = 1.0  # what gradients are multiplied by
+    weights: dict[torch.Tensor, torch.Tensor]  # master weight -> where its low-precision copy is written
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.weights = {}
+        self.tables: dict[int, tuple[list[int], Any]] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """As torch's, without a closure."""
+        from runners.megatron.kernels import adam
+
+        for index, group in enumerate(self.param_groups):
+            held = [p for p in group["params"] if p.grad is not None]
+            if not held:
+                continue
+            steps = self._steps(held)
+            table = self._table(index, held, decays=group["weight_decay"] > 0)
+            adam.update(
+                table,
+                rate=group["lr"],
+                decay=group["weight_decay"],
+                betas=group["betas"],
+                eps=group["eps"],
+                step=steps,
+                factor=self.factor,
+            )
+
+    def _steps(self, held: list[torch.Tensor]) -> int:
+        """Count this step in the state of each parameter, made where there is none; torch's own names."""
+        for parameter in held:
+            state = self.state[parameter]
+            if "exp_avg" not in state:
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state["step"] = state["step"] + 1 if "step" in state else torch.tensor(1.0)
+        return int(self.state[held[0]]["step"])
+
+    def _table(self, index: int, held: list[torch.Tensor], *, decays: bool) -> Any:
+        """The group's table, made anew where a tensor of its was replaced, as by loading a checkpoint."""
+        from runners.megatron.kernels import adam
+
+        slots = [
+            adam.Slot(p.grad, p, self.state[p]["exp_avg"], self.state[p]["exp_avg_sq"], self.weights.get(p), decays)
+            for p in held
+        ]
+        places = [tensor.data_ptr() for s in slots for tensor in (s.gradient, s.master, s.first, s.second)]
+        if self.tables.get(index, ([], None))[0] != places:
+            self.tables[index] = (places, adam.Table(slots))
+        return self.tables[index][1]
+
+
+class _Written:
+    """An optimizer of megatron-core's whose AdamW writes the low-precision weights itself."""
+
+    optimizer: Any
+    writing = False
+
+    def step_with_ready_grads(self) -> Any:
+        """As megatron-core's; the copy after the update is left out where it is there already."""
+        self.writing = isinstance(self.optimizer, FusedAdam)
+        try:
+            return super().step_with_ready_grads()  # type: ignore[misc]
+        finally:
+            self.writing = False
+
+    def _copy_main_params_to_model_params(self) -> None:
+        if not self.writing:
+            super()._copy_main_params_to_model_params()  # type: ignore[misc]
+
+
+class Distributed(_Written, DistributedOptimizer):
+    """megatron-core's distributed optimizer."""
+
+    def pairs(self) -> list[tuple[list[Any], list[Any]]]:
+        """Master weights and the parameters that they belong to, group by group."""
+        return list(zip(self.shard_fp32_from_float16_groups, self.model_float16_groups, strict=True))
+
+    def slice_of(self, parameter: Any) -> torch.Tensor:
+        """The part of `parameter`, flat, that this rank updates."""
+        own = self._get_model_param_range_map(parameter)["gbuf_world_in_bucket"]
+        buffer, _, bucket = self.model_param_gbuf_map[parameter]
+        flat: torch.Tensor = self.buffers[buffer].buckets[bucket].param_data.view(-1)[own.start : own.end]
+        return flat
+
+
+class Whole(_Written, Float16OptimizerWithFloat16Params):
+    """megatron-core's optimizer of low-precision weights, whole on each rank."""
+
+    def pairs(self) -> list[tuple[list[Any], list[Any]]]:
+        """Master weights and the parameters that they belong to, group by group."""
+        return list(zip(self.fp32_from_float16_groups, self.float16_groups, strict=True))
+
+    def slice_of(self, parameter: Any) -> torch.Tensor:
+        """All of `parameter`, flat."""
+        flat: torch.Tensor = parameter.data.view(-1)
+        return flat
+
+
+class Single(FP32Optimizer):
+    """megatron-core's optimizer of fp32 weights, which are their own master weights."""
+
+    def pairs(self) -> list[tuple[list[Any], list[Any]]]:
+        """None."""
+        return []
 
 
 def _inner(adam: torch.optim.AdamW, chunks: list[Any], training: Training, groups: Any) -> Any:
@@ -85,7 +207,7 @@ def _inner(adam: torch.optim.AdamW, chunks: list[Any], training: Training, group
         scale = training.loss_scale
         scaler = DynamicGradScaler(scale.initial, scale.least, 2.0, 0.5, scale.window, hysteresis=2)
     if training.distributed_optimizer:
-        return DistributedOptimizer(
+        return Distributed(
             adam,
             config,
             scaler,
@@ -97,8 +219,7 @@ def _inner(adam: torch.optim.AdamW, chunks: list[Any], training: Training, group
             data_parallel_group_idx=groups.mp.rank(),
             distributed_optimizer_instance_id=0,
         )
-    kind = Float16OptimizerWithFloat16Params if low else FP32Optimizer
-    inner = kind(adam, config, scaler, _states) if low else kind(adam, config, _states)
+    inner = Whole(adam, config, scaler, _states) if low else Single(adam, config, _states)
     inner.grad_stats_parallel_group = groups.mp
     return inner
 

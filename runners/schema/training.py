@@ -42,7 +42,7 @@ class Kernels(Strict):
     attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
     layer: Literal["auto", "plain", "fused"] = "auto"
     loss: Literal["auto", "plain", "fused"] = "auto"
-    loss_chunk: Positive = 4096
+    loss_chunk: Positive = 8192
     optimizer: Literal["auto", "plain", "fused"] = "auto"
     compile: Flag = False
 
