@@ -21,7 +21,18 @@ from runners.data import prepare, samples
 from runners.data.prepare import Entry
 from runners.data.samples import micro_batches
 from runners.errors import ConfigurationError, writing
-from runners.megatron import architecture, attention, checkpoint, grid, model, optimizer, report, schedules, weights
+from runners.megatron import (
+    architecture,
+    attention,
+    checkpoint,
+    grid,
+    memory,
+    model,
+    optimizer,
+    report,
+    schedules,
+    weights,
+)
 from runners.megatron.backend import Backend, select
 from runners.megatron.context import cut
 from runners.megatron.feed import fed
@@ -89,6 +100,7 @@ def run(context: Context) -> Outcome:
         vocab = _vocab(config, entry)
         if process.first:
             print(report.arguments(config, vocab, process.world), flush=True)
+        memory.check(config, vocab, backend.device, speak=process.last)
         training = set_up(config, backend, entry, index, vocab)
         if process.last:
             _introduce(context, backend, entry, vocab, kernels)
@@ -316,6 +328,8 @@ def _finish(
     artifact(folder, folder / "train.json")
     told = "no number" if loss is None else f"{loss:.4f}"
     message = f"final loss {told} after {training.iterations} iterations in {seconds:.1f} s"
+    if not reporter.tokens:
+        message = f"all {training.iterations} iterations were made before"
     if reporter.nan_iterations or reporter.skipped_iterations:
         message += f"; {reporter.nan_iterations} nan and {reporter.skipped_iterations} skipped iterations"
     level = "warning" if reporter.nan_iterations or reporter.skipped_iterations else "info"
