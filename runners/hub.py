@@ -18,7 +18,15 @@ from typing import Any
 from runners import wire
 from runners.errors import ConfigurationError, RunnerError, require
 
-TOKENIZER = ("tokenizer*", "*vocab*", "*merges.txt", "special_tokens_map.json", "added_tokens.json", "*config.json")
+TOKENIZER = (
+    "tokenizer*",
+    "chat_template*",
+    "*vocab*",
+    "*merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*config.json",
+)
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json")
 PROGRESS_S = 5.0  # between two lines about one download
 _TRUE = {"1", "ON", "YES", "TRUE"}  # what the library takes for true

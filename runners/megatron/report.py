@@ -104,7 +104,7 @@ class Reporter:
 
 
 def model_diagnostic(config: RunConfig, padded_vocab: int, schedule: str) -> None:
-    """Say what is trained: sizes, FLOP a token by convention, layout, and bytes of the state over all ranks."""
+    """Say what is trained: sizes, FLOP a token by convention, layout, and the memory estimated of the fullest GPU."""
     training, parallel = config.training, config.training.parallel
     parameters = sizes.parameters(config.model, padded_vocab)
     wire.emit(
@@ -125,11 +125,7 @@ def model_diagnostic(config: RunConfig, padded_vocab: int, schedule: str) -> Non
             "parallel": parallel.model_dump(),
             "schedule": schedule,
             "precision": training.precision,
-            "memory": {  # fp32 each; a replica of the whole model
-                "weights_by": 4 * parameters,
-                "gradients_by": 4 * parameters,
-                "optimizer_by": 8 * parameters,
-            },
+            "memory": {f"{name}_by": size for name, size in sizes.memory(config, padded_vocab).parts.items()},
         },
     )
 
@@ -147,12 +143,12 @@ def arguments(config: RunConfig, padded_vocab: int, world: int) -> str:
 def megatron_arguments(config: RunConfig, padded_vocab: int, world: int) -> dict[str, Any]:
     """The configuration under the names of Megatron-LM's command line."""
     model, training, data = config.model, config.training, config.data
-    parallel = training.parallel
+    parallel, gpt = training.parallel, model.architecture == "gpt"
     return {
         "adam_beta1": training.adam_beta1,
         "adam_beta2": training.adam_beta2,
         "adam_eps": training.adam_eps,
-        "add_bias_linear": False,
+        "add_bias_linear": gpt,
         "add_qkv_bias": model.qkv_bias,
         "attention_dropout": 0.0,
         "bf16": training.precision == "bf16",
@@ -172,6 +168,7 @@ def megatron_arguments(config: RunConfig, padded_vocab: int, world: int) -> dict
         "init_method_std": training.init_std,
         "log_interval": 1,
         "log_throughput": True,
+        "load": model.weights,
         "lr": training.learning_rate,
         "lr_decay_style": training.schedule,
         "lr_decay_iters": training.decay_steps,
@@ -179,11 +176,11 @@ def megatron_arguments(config: RunConfig, padded_vocab: int, world: int) -> dict
         "lr_warmup_iters": training.warmup_steps or 0,
         "lr_warmup_samples": training.warmup_samples or 0,
         "make_vocab_size_divisible_by": model.vocab_multiple,
-        "max_position_embeddings": training.sequence_length,
+        "max_position_embeddings": model.max_sequence or training.sequence_length,
         "micro_batch_size": training.micro_batch,
         "min_lr": training.min_learning_rate,
         "norm_epsilon": model.norm_eps,
-        "normalization": "RMSNorm",
+        "normalization": "LayerNorm" if gpt else "RMSNorm",
         "num_attention_heads": model.heads,
         "num_layers": model.layers,
         "num_query_groups": model.kv_heads,
@@ -191,14 +188,15 @@ def megatron_arguments(config: RunConfig, padded_vocab: int, world: int) -> dict
         "padded_vocab_size": padded_vocab,
         "params_dtype": f"torch.{ {'bf16': 'bfloat16', 'fp16': 'float16'}.get(training.precision, 'float32') }",
         "pipeline_model_parallel_size": parallel.pipeline,
-        "position_embedding_type": "rope",
+        "position_embedding_type": "learned_absolute" if gpt else "rope",
         "recompute_granularity": None if training.recompute == "none" else training.recompute,
-        "rotary_base": model.rope_base,
+        "rope_scaling_factor": model.rope_scaling.factor if model.rope_scaling else None,
+        "rotary_base": None if gpt else model.rope_base,
         "seed": training.seed,
         "seq_length": training.sequence_length,
         "sequence_parallel": parallel.sequence,
         "split": f"{data.train_split},{1 - data.train_split:.6g},0",
-        "swiglu": True,
+        "swiglu": not gpt,
         "tensor_model_parallel_size": parallel.tensor,
         "train_iters": training.iterations,
         "train_samples": training.train_samples,
