@@ -7,8 +7,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check install -q -c constraints.txt
 ARGS   ?=
 WORKERS ?= 2
-# Several workers share the tests, a file of them on one worker (tests/conftest.py); ARGS="-n0 --pdb" is one process.
-SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# Several workers share the tests, a file of them on one worker (tests/workers.py); ARGS="-n0 --pdb" is one process.
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH_INDEX ?=
 
 .PHONY: run test test-hosts bench soak soak-hosts check clean
@@ -35,7 +35,7 @@ test: $(VENV)/.dev
 
 test-hosts: $(VENV)/.dev
 	tests/hosts/setup.sh
-	$(BIN)/python -m pytest -m "hosts and not soak" $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) -m "hosts and not soak" $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,6 @@ ALLOWED_SKIPS = (
     r"needs macOS",
     r"EKVI_REAL_DATA names no folder of real captures",
 )
-
-_LONG = ("agent", "engine", "telemetry", "tui", "launch")  # folders whose tests wait for processes
 
 _skipped: dict[str, str] = {}  # reason by test or file
 
@@ -47,16 +46,22 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which worker gets which tests."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.workers import Files
+
+    return Files(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several workers share the tests a file stays on one, with its fixtures; files that take long go first."""
-    if not hasattr(config, "workerinput"):
-        return
-    trains = {item.path for item in items if item.get_closest_marker("train")}
-    items.sort(key=lambda item: 0 if item.path in trains else 1 if item.path.parent.name in _LONG else 2)
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+    """Workers hand out what takes long first; one process keeps the order of the files."""
+    if hasattr(config, "workerinput"):
+        from tests.workers import longest_first
+
+        longest_first(items)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,30 @@ from tests.hosts.dockerd import Dockerd, private_dockerd
 from tests.hosts.machines import LOCK, Machines, two_machines
 from tests.hosts.namespace import locked
 from tests.hosts.sshd import Sshd, sshd
+from tests.workers import check_group
+
+_TURN = pytest.StashKey[ExitStack]()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """There is one pair of machines: of several workers one takes all the tests that need them."""
+    check_group(items, "running_machines", "machines")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Sessions that need the two machines take turns; they wait here, where no test's time is running."""
-    wanted = any("machines" in getattr(item, "fixturenames", ()) for item in session.items)
-    if not wanted or session.config.option.collectonly:
-        return (yield)
-    with locked(LOCK):
-        return (yield)
+    stash = item.session.stash
+    if "running_machines" in getattr(item, "fixturenames", ()) and _TURN not in stash:
+        stash[_TURN] = ExitStack()
+        stash[_TURN].enter_context(locked(LOCK))
+    return (yield)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The next session's turn: the machines of this one are gone."""
+    if _TURN in session.stash:
+        session.stash[_TURN].close()
 
 
 @pytest.fixture(scope="module")

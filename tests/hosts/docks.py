@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from runners.agent import record
@@ -26,6 +30,13 @@ for i in range({LINES}):
 EXPECTED = b"".join(b"line %06d\n" % i for i in range(LINES))
 INTO_PIPE = 'exec 3<>/ekvi/pipe; exec "$@" >&3 2>&3 3>&-'
 FOREVER = "echo up; while :; do sleep 0.05; done"
+
+
+@contextmanager
+def storage() -> Iterator[Path]:
+    """A folder for podman, which refuses a path of more than 50 characters."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 class Dock(Desk):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.agent.support import gone, numbered, pack, until
 from tests.hosts.dockerd import BUSYBOX
-from tests.hosts.docks import FOREVER, Dock
+from tests.hosts.docks import FOREVER, Dock, storage
 from tests.hosts.images import busybox
 
 pytestmark = pytest.mark.hosts
@@ -31,16 +31,18 @@ events_logger = "file"
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+def podman() -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
     """Podman with storage of its own, and what its environment needs on a machine inside another one."""
-    folder = tmp_path_factory.mktemp("podman")
-    (folder / "containers.conf").write_text(CONF)
-    words = ("podman", "--root", str(folder / "root"), "--runroot", str(folder / "run"))
-    env = {"CONTAINERS_CONF": str(folder / "containers.conf")}
-    imports = [*words, "import", str(busybox(BUSYBOX).tar()), BUSYBOX]
-    subprocess.run(imports, env=os.environ | env, capture_output=True, timeout=60, check=True)
-    yield words, env
-    subprocess.run([*words, "rmi", "-a", "-f"], env=os.environ | env, capture_output=True, timeout=60, check=False)
+    with storage() as folder:
+        (folder / "containers.conf").write_text(CONF)
+        words = ("podman", "--root", str(folder / "root"), "--runroot", str(folder / "run"))
+        env = {"CONTAINERS_CONF": str(folder / "containers.conf")}
+        imports = [*words, "import", str(busybox(BUSYBOX).tar()), BUSYBOX]
+        subprocess.run(imports, env=os.environ | env, capture_output=True, timeout=60, check=True)
+        yield words, env
+        subprocess.run(
+            [*words, "rmi", "-a", "-f"], env=os.environ | env, capture_output=True, timeout=60, check=False
+        )
 
 
 @pytest.fixture

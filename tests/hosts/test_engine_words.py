@@ -16,6 +16,7 @@ from cockpit.hosts.probe import container_facts
 from cockpit.launch import interactive
 from cockpit.launch.container.mounts import Mount, csv
 from tests.hosts.dockerd import BUSYBOX, PYTHON, Dockerd
+from tests.hosts.docks import storage
 from tests.hosts.engines import Engine
 from tests.hosts.images import busybox
 from tests.launch.made import COMMAND, argv_of, run, server
@@ -27,25 +28,28 @@ Do = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Do]:
+def podman() -> Iterator[Do]:
     """Podman with storage of its own, set up for a machine inside another one."""
-    folder = tmp_path_factory.mktemp("podman")
-    (folder / "containers.conf").write_text(
-        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
-        '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-    )
-    where = ["podman", "--root", str(folder / "root"), "--runroot", str(folder / "run")]
+    with storage() as folder:
+        settings = {"CONTAINERS_CONF": str(folder / "containers.conf")}
+        (folder / "containers.conf").write_text(
+            '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
+            '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        )
+        where = ["podman", "--root", str(folder / "root"), "--runroot", str(folder / "run")]
 
-    def do(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        env = os.environ | {"CONTAINERS_CONF": str(folder / "containers.conf")}
-        done = subprocess.run([*where, *argv], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
-        return done
+        def do(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+            env = os.environ | settings
+            done = subprocess.run(
+                [*where, *argv], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
+            assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
+            return done
 
-    do("import", str(busybox(BUSYBOX).tar()), BUSYBOX)
-    yield do
-    do("rm", "--all", "--force", check=False)
-    do("rmi", "--all", "--force", check=False)
+        do("import", str(busybox(BUSYBOX).tar()), BUSYBOX)
+        yield do
+        do("rm", "--all", "--force", check=False)
+        do("rmi", "--all", "--force", check=False)
 
 
 @pytest.fixture(params=["docker", "podman"])

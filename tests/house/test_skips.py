@@ -22,7 +22,7 @@ FILES = {
 def session(folder: Path, workers: str, *files: str) -> subprocess.CompletedProcess[str]:
     for name, text in FILES.items():
         (folder / name).write_text(text)
-    words = ["-m", "pytest", "-p", "no:cacheprovider", "-n", workers, "--dist", "loadgroup", "--rootdir", str(folder)]
+    words = ["-m", "pytest", "-p", "no:cacheprovider", "-n", workers, "--dist", "loadfile", "--rootdir", str(folder)]
     return subprocess.run(
         [sys.executable, *words, *(str(folder / f) for f in files)],
         capture_output=True, text=True, timeout=60, check=False,
