@@ -46,8 +46,8 @@ def layer(base: type[Any], mode: str) -> type[Any]:
 class _Dear:
     """Knows, while a layer works, whether the operation at hand is dear to compute.
 
-    By module and not by operation alone: the last product of a layer is never needed again, and where tensor ranks
-    sum the output of a product in place, what was kept of it would be summed twice.
+    By module and not by operation alone: where tensor ranks sum the output of a product in place, what was kept of it
+    would be summed twice, so that one is repeated.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -55,7 +55,7 @@ class _Dear:
         attention, mlp = layer.self_attention, layer.mlp
         modules = [attention.linear_qkv, attention.core_attention, mlp.linear_fc1]
         if layer.config.tensor_model_parallel_size == 1 or layer.config.sequence_parallel:
-            modules.append(attention.linear_proj)
+            modules += [attention.linear_proj, mlp.linear_fc2]
         for module in modules:
             module.register_forward_pre_hook(self._enter)
             module.register_forward_hook(self._leave, always_call=True)

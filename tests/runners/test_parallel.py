@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
+from tests.runners.series import Item, play
 from tests.runners.support import Place, Result
 
 pytestmark = pytest.mark.train
 
 ITERATIONS = 10
+TWO = [{"context": 2}, {"tensor": 2, "sequence": True}]
+FOUR = [
+    {"pipeline": 2, "context": 2},
+    {"data": 2, "context": 2},
+    {"tensor": 2, "context": 2},
+    {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2},
+]
 
 
 def config(**training: Any) -> dict[str, Any]:
@@ -22,30 +30,39 @@ def curve(result: Result, key: str = "loss") -> list[float]:
     return [line[key] for line in result.wires("iteration")]
 
 
+def named(parallel: dict[str, Any]) -> str:
+    return "+".join(parallel)
+
+
 @pytest.fixture(scope="module")
-def one(prepared: Result, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """One process that keeps all activations."""
+def alone(prepared: Result, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """One process: all activations kept, some, none."""
     assert prepared.rc == 0, prepared.err
-    return Place(tmp_path_factory.mktemp("one"), cache).run(config())
+    items = [Item(recompute, config(recompute=recompute)) for recompute in ("none", "selective", "full")]
+    return play(tmp_path_factory.mktemp("alone") / "series", cache, items)
 
 
-@pytest.mark.parametrize(
-    "parallel",
-    [
-        {"context": 2},
-        pytest.param({"pipeline": 2, "context": 2}),
-        pytest.param({"data": 2, "context": 2}),
-        pytest.param({"tensor": 2, "context": 2}, marks=pytest.mark.soak),
-        pytest.param({"tensor": 2, "pipeline": 2}, marks=pytest.mark.soak),
-        pytest.param({"tensor": 2, "pipeline": 2, "virtual_pipeline": 2}, marks=pytest.mark.soak),
-    ],
-    ids="+".join,
-)
-def test_a_layout_gives_the_one_process_curve(
-    one: Result, cache: Path, tmp_path: Path, parallel: dict[str, int]
-) -> None:
-    processes = 2 if len(parallel) == 1 else 4
-    result = Place(tmp_path, cache).run(config(parallel=parallel), processes=processes)
+@pytest.fixture(scope="module")
+def two(prepared: Result, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """Two processes."""
+    assert prepared.rc == 0, prepared.err
+    items = [Item(named(parallel), config(parallel=parallel)) for parallel in TWO]
+    items += [
+        Item(f"tensor+{name}", config(parallel=parallel, recompute="selective"))
+        for name, parallel in (("selective", {"tensor": 2}), ("sequence+selective", {"tensor": 2, "sequence": True}))
+    ]
+    return play(tmp_path_factory.mktemp("two") / "series", cache, items, 2, module="tests.runners.ranks")
+
+
+@pytest.fixture(scope="module")
+def four(prepared: Result, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """Four processes."""
+    assert prepared.rc == 0, prepared.err
+    items = [Item(named(parallel), config(parallel=parallel)) for parallel in FOUR]
+    return play(tmp_path_factory.mktemp("four") / "series", cache, items, 4)
+
+
+def same(result: Result, one: Result) -> None:
     assert result.rc == 0, result.err
     assert len(curve(result)) == ITERATIONS
     assert curve(result) == pytest.approx(curve(one), abs=1e-5)
@@ -53,8 +70,47 @@ def test_a_layout_gives_the_one_process_curve(
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_recomputed_activations_change_no_bit(one: Result, cache: Path, tmp_path: Path, recompute: str) -> None:
-    result = Place(tmp_path, cache).run(config(recompute=recompute))
-    assert result.rc == 0, result.err
-    assert curve(result) == curve(one)
-    assert curve(result, "grad_norm") == curve(one, "grad_norm")
+def test_recomputed_activations_change_no_bit(alone: dict[str, Result], recompute: str) -> None:
+    assert alone[recompute].rc == 0, alone[recompute].err
+    assert len(curve(alone["none"])) == ITERATIONS
+    for key in ("loss", "grad_norm"):
+        assert curve(alone[recompute], key) == curve(alone["none"], key)
+
+
+@pytest.mark.parametrize("name", [*map(named, TWO), "tensor+selective", "tensor+sequence+selective"])
+def test_two_processes_give_the_curve_of_one(alone: dict[str, Result], two: dict[str, Result], name: str) -> None:
+    same(two[name], alone["none"])
+
+
+@pytest.mark.parametrize("name", [*map(named, FOUR)])
+def test_four_processes_give_the_curve_of_one(alone: dict[str, Result], four: dict[str, Result], name: str) -> None:
+    same(four[name], alone["none"])
+
+
+def test_a_run_says_its_layout_and_its_kernels(two: dict[str, Result]) -> None:
+    result = two["tensor+sequence+selective"]
+    for argument, value in (("sequence_parallel", True), ("recompute_granularity", "selective")):
+        assert any(
+            line.split() == [argument, line.split()[1], str(value)]
+            for line in result.out.splitlines()
+            if argument in line
+        )
+    used = result.diagnostic("kernels")["data"]
+    assert used == result.diagnostic("provenance")["data"]["kernels"]
+    assert (used["attention"], used["layer"]) == ("flash", "plain")
+
+
+@pytest.mark.parametrize(
+    ("training", "told"),
+    [
+        ({"parallel": {"context": 3}, "global_batch": 12}, "128 does not divide by 2 x training.parallel.context 3"),
+        ({"parallel": {"sequence": True}}, "training.parallel.sequence needs training.parallel.tensor of 2 or more"),
+        ({"parallel": {"tensor": 4, "context": 2, "sequence": True}, "sequence_length": 12}, "does not divide by"),
+    ],
+    ids=["context", "one-tensor", "remainder"],
+)
+def test_what_cannot_be_laid_out_says_why(place: Place, training: dict[str, Any], told: str) -> None:
+    result = place.run({"training": training})
+    assert result.rc == 2
+    (line,) = result.err.strip().splitlines()
+    assert told in line
