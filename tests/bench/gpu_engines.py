@@ -1,10 +1,10 @@
-"""What a user would train with instead, on this machine's GPU: transformers' Llama with autocast, compiled, with Liger.
+"""What a user would train with instead, on this machine's GPU: transformers' Llama, compiled or with Liger.
 
     python -m tests.bench.gpu_engines ENGINE MODEL SEQUENCE MICRO_BATCH [...]
 
 ENGINE is autocast (fp32 weights, bf16 autocast), compile (the same under torch.compile), liger (bf16 weights without
-fp32 master weights, Liger's kernels and its fused loss) or bf16 (the same without Liger). MODEL is 1b or 3b (Llama 3.2's
-shapes). Random weights, random tokens, torch's fused AdamW, SDPA attention, a micro batch a step. A line of JSON for
+fp32 master weights, Liger's kernels and its fused loss) or bf16 (the same without Liger). MODEL is 1b or 3b (Llama
+3.2's shapes). Random weights, random tokens, torch's fused AdamW, SDPA attention, a micro batch a step. Prints JSON for
 each micro batch: medians over 12 steps after 4, TFLOP/s by convention B.
 """
 
@@ -34,13 +34,13 @@ def model(engine: str, shape: dict[str, int], sequence: int) -> Any:
         apply_liger_kernel_to_llama()
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    options: dict[str, Any] = {**shape, "attn_implementation": "sdpa"}
     settings = LlamaConfig(
-        **shape,
+        **options,
         num_key_value_heads=KV_HEADS,
         vocab_size=VOCAB,
         max_position_embeddings=sequence,
         tie_word_embeddings=True,
-        attn_implementation="sdpa",
     )
     with torch.device("cuda"):
         found = LlamaForCausalLM(settings)

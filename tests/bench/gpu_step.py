@@ -2,8 +2,8 @@
 
     python -m tests.bench.gpu_step --config FILE.json [--steps 12] [--profile] [KEY=VALUE ...]
 
-The resolved configuration is the runner's own (`python -m runners --config`); KEY=VALUE replaces single values, values
-in JSON. Runs one process, or torchrun's. Prints a line of JSON: medians over the steps after a warm-up.
+The resolved configuration is the runner's own (`python -m runners --config`); KEY=VALUE replaces single values, in
+JSON. Runs one process, or torchrun's. Prints a line of JSON: medians over the steps after a warm-up.
 """
 
 from __future__ import annotations
