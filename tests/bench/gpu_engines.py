@@ -4,8 +4,8 @@
 
 ENGINE is autocast (fp32 weights, bf16 autocast), compile (the same under torch.compile), liger (bf16 weights without
 fp32 master weights, Liger's kernels and its fused loss) or bf16 (the same without Liger). MODEL is 1b or 3b (Llama
-3.2's shapes). Random weights, random tokens, torch's fused AdamW, SDPA attention, a micro batch a step. Prints JSON for
-each micro batch: medians over 12 steps after 4, TFLOP/s by convention B.
+3.2's shapes). Random weights, random tokens, torch's fused AdamW, SDPA attention, a micro batch a step. Prints JSON
+for each micro batch: medians over 12 steps after 4, TFLOP/s by convention B.
 """
 
 from __future__ import annotations
