@@ -75,9 +75,10 @@ def test_a_dockerfile_pins_its_base_and_keeps_no_index(kind: str) -> None:
     assert last.rstrip().splitlines()[-1].startswith("RUN ${PYTHON} /opt/ekvi/image.py check")
 
 
-def test_images_get_what_the_train_extra_asks_for_but_torch() -> None:
+def test_images_get_what_the_extras_train_and_data_ask_for_but_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extra = {_name(r): r for r in project["optional-dependencies"]["train"]}
+    extras = project["optional-dependencies"]
+    extra = {_name(r): r for r in [*extras["train"], *extras["data"]]}
     both = extra | {_name(r): r for r in project["dependencies"]}
     lines = (DOCKER / "requirements.txt").read_text().splitlines()
     asked = {_name(line): line for line in lines if not line.startswith("#")}

@@ -21,7 +21,8 @@ TORCH = "2.10.0+base"
 # What docker/requirements.txt asks for, as packages of a few bytes.
 _ASKED = {
     "megatron-core": "0.16.1", "tokenizers": "0.23.0", "pydantic": "2.12.0", "hydra-core": "1.3.3",
-    "omegaconf": "2.3.1", "pyyaml": "6.0.3", "setuptools": "80.0",
+    "omegaconf": "2.3.1", "pyyaml": "6.0.3", "setuptools": "80.0", "transformers": "5.23.0", "peft": "0.21.0",
+    "safetensors": "0.8.0", "datasets": "5.2.0", "webdataset": "1.0.2", "megatron-energon": "7.4.1",
 }  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def shelf(**changed: bytes) -> dict[str, bytes]:
     """Wheels of all that the images ask for, by file name; `changed` (tokenizers=...) takes another's place."""
     found = {}
     for name, version in _ASKED.items():
-        plain = wheel(name, version, needs=["torch"] if name == "megatron-core" else ())
+        plain = wheel(name, version, needs=["torch"] if name in ("megatron-core", "peft", "megatron-energon") else ())
         found[f"{name.replace('-', '_')}-{version}-py3-none-any.whl"] = changed.get(name.replace("-", "_"), plain)
     return found
 

@@ -34,6 +34,17 @@ DRIVER = {
 }
 
 
+_Generator = torch.Generator
+
+
+class Generator:
+    """A GPU's generator, on the host; a class, since libraries name it in their annotations."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        """The host's."""
+        return _Generator(_host(device))
+
+
 class Event:
     """A time by the host's clock, as torch.cuda.Event says it."""
 
@@ -85,8 +96,8 @@ def pretend() -> None:
     torch.cuda.Event = Event
     torch.cuda.nccl = SimpleNamespace(version=lambda: (2, 27, 7))
     torch.cuda.tunable = SimpleNamespace(enable=lambda _on: None)
-    real = torch.Generator
-    torch.Generator = lambda device=None: real(_host(device) if device is not None else "cpu")
+    torch.Generator = Generator
+    torch.Tensor.pin_memory = lambda tensor: tensor  # from threads too, which no mode reaches
     torch.nn.Module.cuda = lambda module, _device=None: module
     _types()
     _collectives()
