@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from runners import wire
 from runners.errors import ConfigurationError, installed
 from runners.listeners import Listener, Step
 
@@ -26,7 +27,7 @@ def listeners(names: Iterable[str], out: Path, run: str | None) -> list[Listener
                 hint="Install the `export` extra: pip install 'ekvi-cockpit[export]'.",
             )
         made.append(TensorBoard(out / "tensorboard") if name == "tensorboard" else Mlflow(out / "mlruns", run))
-    return made
+    return [Guarded(listener) for listener in made]
 
 
 def scalars(step: Step) -> dict[str, float]:
@@ -41,6 +42,40 @@ def scalars(step: Step) -> dict[str, float]:
         **step.extra,
     }
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+class Guarded(Listener):
+    """Tells another listener, until it fails: what is only written down must not end a training."""
+
+    def __init__(self, other: Listener) -> None:
+        self.other: Listener | None = other
+
+    def started(self, facts: Mapping[str, Any]) -> None:
+        """Pass it on."""
+        self._tell(lambda other: other.started(facts))
+
+    def step(self, step: Step) -> None:
+        """Pass it on."""
+        self._tell(lambda other: other.step(step))
+
+    def evaluated(self, step: int, loss: float, samples: int, tokens: int) -> None:
+        """Pass it on."""
+        self._tell(lambda other: other.evaluated(step, loss, samples, tokens))
+
+    def finished(self, status: str) -> None:
+        """Pass it on."""
+        self._tell(lambda other: other.finished(status))
+
+    def _tell(self, say: Callable[[Listener], None]) -> None:
+        if self.other is None:
+            return
+        try:
+            say(self.other)
+        except Exception as error:  # noqa: BLE001 - a tracker's server, disk or library may fail in any way
+            told = (str(error).strip() or type(error).__name__).splitlines()[0]
+            name, self.other = type(self.other).__name__, None
+            message = f"{name} is told no more of this training: {told}"
+            wire.emit("diagnostic", level="warning", code="track", message=message, data={"tracker": name})
 
 
 class TensorBoard(Listener):
@@ -74,11 +109,10 @@ class Mlflow(Listener):
     """A run in MLflow: facts as parameters, steps as metrics."""
 
     def __init__(self, folder: Path, run: str | None) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder is what a run without a server has
         import mlflow
 
-        if not os.environ.get("MLFLOW_TRACKING_URI"):
-            folder.mkdir(parents=True, exist_ok=True)
-            mlflow.set_tracking_uri(folder.as_uri())
+        mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or folder.as_uri())
         self.mlflow: Any = mlflow
         self.name = run
 

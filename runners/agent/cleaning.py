@@ -53,7 +53,7 @@ def _remove(path: str) -> List[Tuple[str, str]]:
 
     for folder, folders, names in os.walk(path, onerror=note):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        folders[:] = [name for name in folders if name not in links]  # a link that is gone looks like a folder to walk
+        folders[:] = [name for name in folders if name not in links]  # a link that is gone is a folder to walk
         for name in [*names, *links]:
             if not _KEPT.fullmatch(name):
                 try:
