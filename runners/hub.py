@@ -194,18 +194,19 @@ def _progress(name: str) -> Any:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
-            self.said = time.monotonic()
+            self.said, self.ended = time.monotonic(), False
             super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False, "leave": False})
 
         def display(self, *_args: Any, **_options: Any) -> None:
-            """Say how far it is, where it is time."""
-            if time.monotonic() - self.said >= PROGRESS_S:
+            """Say how far it is, where it is time, and once that all is there."""
+            ended = "complete" in (self.desc or "") and self.n > 0
+            if not self.ended and (ended or time.monotonic() - self.said >= PROGRESS_S):
+                self.ended = ended
                 self.tell()
 
         def close(self) -> None:
-            """Say the end of what was worth a line at all."""
-            if not self.disable and self.n:
-                self.tell()
+            """Without a word: the library leaves its bars to the garbage collector."""
+            self.ended = True
             super().close()
 
         def tell(self) -> None:

@@ -11,6 +11,7 @@ _KNOWN = (
     (r"megatron\.core", r"Apex is not installed"),
     (r"megatron\.", r".*is deprecated"),
     (r"torch\.", r".*is deprecated"),
+    (r"torch\.utils\.data", r"'pin_memory' argument is set as true"),
 )
 
 

@@ -30,5 +30,6 @@ def run(context: Context) -> Outcome:
     entry, made = prepare.ensure(context.config.data, context.folders.cache)
     if context.process.first:
         wire.emit("diagnostic", **entry.diagnostic())
-    told = f"{entry.manifest['tokens']} tokens of {entry.manifest['documents']} documents"
-    return Outcome("done", told) if made else Outcome("skipped", f"already prepared: {told}")
+    if entry.format == "mock":
+        return Outcome("skipped", "mock data needs no preparation")
+    return Outcome("done", entry.told) if made else Outcome("skipped", f"already prepared: {entry.told}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.data import prepare, quiet
+from runners.data import entry, prepare, quiet, sources, tokenizer
 from runners.errors import ConfigurationError, RunnerError
 from runners.schema import Data
 from tests.runners.support import Place, Result
@@ -31,14 +31,18 @@ def test_the_first_call_prepares_and_says_what(prepared: Result, cache: Path) ->
     assert prepared.rc == 0, prepared.err
     assert prepared.stages == [("data", "start"), ("data", "done")]
     data = prepared.diagnostic("data")["data"]
-    (entry,) = (cache / "data").glob("*/")
-    manifest = json.loads((entry / "manifest.json").read_text())
-    assert data["sha256"] == manifest["sha256"] == hashlib.sha256((entry / "tokens.bin").read_bytes()).hexdigest()
-    assert manifest["idx_sha256"] == hashlib.sha256((entry / "tokens.idx").read_bytes()).hexdigest()
-    assert manifest["tokenizer_sha256"] == hashlib.sha256((entry / "tokenizer.json").read_bytes()).hexdigest()
-    assert data["tokens"] * 2 == (entry / "tokens.bin").stat().st_size  # uint16
+    (folder,) = (cache / "data").glob("*/")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert data["sha256"] == manifest["sha256"] == hashlib.sha256((folder / "tokens.bin").read_bytes()).hexdigest()
+    assert manifest["idx_sha256"] == hashlib.sha256((folder / "tokens.idx").read_bytes()).hexdigest()
+    assert manifest["tokenizer_sha256"] == tokenizer.load(folder).fingerprint
+    for name, said in manifest["files"].items():
+        content = (folder / name).read_bytes()
+        assert (said["bytes"], said["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+    assert {path.name for path in folder.iterdir()} == {*manifest["files"], "manifest.json"}
+    assert data["tokens"] * 2 == (folder / "tokens.bin").stat().st_size  # uint16
     assert data["vocab"] == 1024
-    assert data["documents"] == len((entry / "documents.jsonl").read_text().splitlines())
+    assert data["documents"] == len(list(sources.documents(Data(), cache)))
 
 
 @pytest.mark.train
@@ -89,7 +93,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prepare, "_sha256", full)
+    monkeypatch.setattr(entry, "digest", full)
     with pytest.raises(RunnerError, match=r"cache .* cannot be written: No space left on device"):
         prepare.ensure(SMALL, tmp_path)
     assert not [path for path in (tmp_path / "data").iterdir() if path.suffix != ".lock"]

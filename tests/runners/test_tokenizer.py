@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runners.data import corpus, tokenizer
+from runners.data import corpus, sources, tokenizer
 from runners.data.corpus import Document
 from runners.schema import Data
 
 
 @pytest.fixture(scope="module")
 def trained() -> Any:
-    return tokenizer.train(corpus.synthetic(20, 1), 300)
+    return tokenizer.train(list(corpus.synthetic(20, 1)), 300)
 
 
 @settings(max_examples=50)
@@ -32,7 +33,7 @@ def test_the_mark_inside_a_text_does_not_end_a_document(trained: Any) -> None:
 
 
 def test_the_same_corpus_trains_the_same_tokenizer() -> None:
-    found = corpus.documents(Data(samples=20))
+    found = list(sources.documents(Data(samples=20), Path()))
     first, second = (tokenizer.train(found, 700).to_str() for _ in range(2))
     assert first == second
 
