@@ -14,11 +14,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.hosts.dockerd import Dockerd
+from tests.hosts.images import Image
 from tests.hosts.namespace import ROOT, Namespace, own_folder, remove, remove_cgroups, sh, wait_for
 
 USER = "ekvi-test"
@@ -329,6 +331,13 @@ class Machines:
     def both(self) -> tuple[Machine, Machine]:
         """cuda-host and rocm-host."""
         return self.cuda, self.rocm
+
+    def load(self, image: Image) -> None:
+        """Bring an image to each machine that has none of its name, to both at once."""
+        wanted = [m for m in self.both if m.dockerd.run("image", "inspect", image.tag, check=False).returncode != 0]
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(machine.dockerd.load, image) for machine in wanted]:
+                done.result()
 
     @contextmanager
     def many(self, count: int) -> Iterator[Many]:

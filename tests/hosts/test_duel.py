@@ -24,8 +24,7 @@ FLAGS = {
 @pytest.fixture(scope="module")
 def trained(running_machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Machines:
     """Both machines with the image that `build` makes there."""
-    for machine in running_machines.both:
-        machine.dockerd.load(images.training(BASE))
+    running_machines.load(images.training(BASE))
     with user(tmp_path_factory.mktemp("builder"), running_machines) as builder:
         builder.write_profile("duel-hosts", duel_profile())
         builder.call("build", "--profile", "duel-hosts", timeout=200)
@@ -39,11 +38,11 @@ def someone(tmp_path: Path, trained: Machines, machines: Machines) -> Iterator[U
         yield made
 
 
-def everything_is_home(someone: User, machines: Machines) -> None:
-    """Three runs a side, trained, fetched, compared, and nothing left behind."""
+def everything_is_home(someone: User, machines: Machines, repeats: int) -> None:
+    """So many runs a side, trained, fetched, compared, and nothing left behind."""
     metas = someone.metas()
     assert sorted((m["server"], m["repeat"], m["state"]) for m in metas) == [
-        (server, repeat, "SUCCEEDED") for server in ("cuda-host", "rocm-host") for repeat in (0, 1, 2)
+        (server, repeat, "SUCCEEDED") for server in ("cuda-host", "rocm-host") for repeat in range(repeats)
     ]
     for meta in metas:
         assert someone.steps(meta["id"]) == list(range(1, 21))
@@ -60,7 +59,7 @@ def everything_is_home(someone: User, machines: Machines) -> None:
 
 def test_both_machines_train_in_containers_at_once_and_are_compared(someone: User, machines: Machines) -> None:
     someone.call("run", "--profile", "duel-hosts", timeout=250)
-    everything_is_home(someone, machines)
+    everything_is_home(someone, machines, 3)
     for meta in someone.metas():
         container = meta["provenance"]["container"]
         (machine,) = (m for m in machines.both if m.name == meta["server"])
@@ -79,14 +78,14 @@ def test_both_machines_train_in_containers_at_once_and_are_compared(someone: Use
 
 
 def test_a_cockpit_that_was_killed_finds_all_done(someone: User, machines: Machines) -> None:
-    cockpit = someone.start("run", "--profile", "duel-hosts")
-    eventually(lambda: any(someone.steps(m["id"]) for m in someone.metas()), 60, someone.said)
+    cockpit = someone.start("run", "--profile", "duel-hosts", "--repeats", "2")
+    eventually(lambda: any(someone.steps(m["id"]) for m in someone.metas()), 100, someone.said)
     someone.kill(cockpit)
     for machine in machines.both:
         eventually(lambda m=machine: agents_ended(m), 200, f"an agent lives on {machine.name}")  # type: ignore[misc]
     assert {m["state"] for m in someone.metas()} & ENDED != ENDED
     someone.call("attach", "last", timeout=60)
-    everything_is_home(someone, machines)
+    everything_is_home(someone, machines, 2)
 
 
 def test_the_dry_run_done_by_hand_trains_on_both_machines(someone: User, machines: Machines) -> None:

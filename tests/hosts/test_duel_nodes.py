@@ -19,9 +19,7 @@ ONE = {"address": "cuda-host", "vendor": "cpu", "training": "cpu"}
 @pytest.fixture(scope="module")
 def with_image(running_machines: Machines) -> Machines:
     """Both machines with an image that trains."""
-    for machine in running_machines.both:
-        if machine.dockerd.run("image", "inspect", BASE, check=False).returncode != 0:
-            machine.dockerd.load(images.training(BASE))
+    running_machines.load(images.training(BASE))
     return running_machines
 
 
