@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cockpit.core.errors import CockpitError, ConfigError, LaunchRefused, ServerError, did_you_mean
 from cockpit.core.records import Access, DataCopy, GroupPlan, QueuePlan, RunPlan, ServerSpec
@@ -25,12 +25,7 @@ ENTRY = "EKVI_DATA_ENTRY"
 _KEY = re.compile(rb"[0-9a-f]{16}")
 _MANIFEST = "manifest.json"
 _MANIFEST_BY = 16 * 1024 * 1024  # it is read whole
-_SUMS = {  # a file of an entry, and the manifest's name for its SHA-256
-    "tokens.bin": "sha256",
-    "tokens.idx": "idx_sha256",
-    "tokenizer.json": "tokenizer_sha256",
-    "documents.jsonl": "documents_sha256",
-}
+_NAME = re.compile(r"[\w-][\w.-]*|\.nv-meta")  # a file or folder of an entry; the one hidden folder is Energon's
 _STEP_S = 60.0
 _COPY_S = 24 * 3600.0
 
@@ -117,11 +112,12 @@ async def prepared(group: GroupPlan, connect: Connect) -> tuple[GroupPlan, DataC
         workdir = await within(_STEP_S, host.workdir(None if source is None else source.workdir))
         requests = dict.fromkeys(_request(run) for run in group.runs if takes_data(run))
         keys = {r: await _key(host, workdir, r, group) for r in requests}
+        listed = {key: await _listed(host, workdir, key) for key in dict.fromkeys(keys.values())}
     finally:
         await close([host])
     takers = (group.servers[r.server] for r in group.runs if takes_data(r))
     names = tuple(dict.fromkeys(server.name for server in takers if not _is_source(group, server)))
-    files = tuple(f"{key}/{name}" for key in dict.fromkeys(keys.values()) for name in (*_SUMS, _MANIFEST))
+    files = tuple(f"{key}/{name}" for key, sums in listed.items() for name in (*sums, _MANIFEST))
     copy = DataCopy(access, layout.data_folder(workdir), files, names)
     return dataclasses.replace(group, queues=tuple(_told(q, keys) for q in group.queues)), copy
 
@@ -169,26 +165,41 @@ async def _fetch(checked: Checked, connect: Connect, folder: Path) -> dict[str, 
 async def _fetch_one(host: Host, workdir: str, request: str, folder: Path, group: GroupPlan, most: int) -> _Entry:
     key = await _key(host, workdir, request, group)
     entry = f"{layout.data_folder(workdir)}/{key}"
+    manifest = await within(_COPY_S, host.get(f"{entry}/{_MANIFEST}", folder / _MANIFEST, max_by=_MANIFEST_BY))
+    sums = _sums((folder / _MANIFEST).read_bytes(), entry, host)
     files = {}
-    for name in (*_SUMS, _MANIFEST):
-        bound = min(most, _MANIFEST_BY) if name == _MANIFEST else most
-        files[name] = await within(_COPY_S, host.get(f"{entry}/{name}", folder / name, max_by=bound))
-    manifest = _manifest(folder / _MANIFEST)
-    wrong = [name for name, said in _SUMS.items() if files[name] != manifest.get(said)]
+    for name in sums:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        files[name] = await within(_COPY_S, host.get(f"{entry}/{name}", folder / name, max_by=most))
+    wrong = [name for name, said in sums.items() if files[name] != said]
     if wrong:
-        raise LaunchRefused(
-            f"data_from: {entry} on {host.name} is damaged: {', '.join(wrong)} is not what its manifest says.",
-            hint="Remove that folder there, and run the stage data again.",
-        )
-    return _Entry(key, folder, files)
+        raise _damaged(entry, host, f"{', '.join(wrong)} is not what its manifest says")
+    return _Entry(key, folder, {**files, _MANIFEST: manifest})
 
 
-def _manifest(path: Path) -> Mapping[str, Any]:
+async def _listed(host: Host, workdir: str, key: str) -> Mapping[str, str]:
+    """The files of an entry on the source and their SHA-256, read from its manifest alone."""
+    entry = f"{layout.data_folder(workdir)}/{key}"
+    return _sums(await within(_STEP_S, host.read(f"{entry}/{_MANIFEST}", 0, _MANIFEST_BY)), entry, host)
+
+
+def _sums(raw: bytes, entry: str, host: Host) -> Mapping[str, str]:
+    """The files that a manifest names, with their SHA-256. A name that leads out of the entry is refused."""
     try:
-        said = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return said if isinstance(said, dict) else {}
+        files = {str(name): str(said["sha256"]) for name, said in json.loads(raw)["files"].items()}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        raise _damaged(entry, host, "its manifest names no files") from None
+    for name in files:
+        if name == _MANIFEST or not all(_NAME.fullmatch(part) for part in name.split("/")):
+            raise _damaged(entry, host, f"its manifest names {name!r}")
+    return files
+
+
+def _damaged(entry: str, host: Host, what: str) -> LaunchRefused:
+    return LaunchRefused(
+        f"data_from: {entry} on {host.name} is damaged: {what}.",
+        hint="Remove that folder there, and run the stage data again.",
+    )
 
 
 async def _bring(checked: Checked, name: str, entries: Mapping[str, _Entry], connect: Connect) -> CockpitError | None:

@@ -21,9 +21,8 @@ from cockpit.hosts import connect
 from runners.schema import RunConfig
 
 KEY = "0123456789abcdef"
-FILES = {"tokens.bin": b"\0\1\2" * 1000, "tokens.idx": b"idx", "tokenizer.json": b"{}", "documents.jsonl": b"{}\n"}
-SUMS = {"tokens.bin": "sha256", "tokens.idx": "idx_sha256", "tokenizer.json": "tokenizer_sha256"}
-SUMS |= {"documents.jsonl": "documents_sha256"}
+FILES = {"tokens.bin": b"\0\1\2" * 1000, "tokens.idx": b"idx", "tokenizer.json": b"{}"}
+FILES |= {"shards/train-00000.tar": b"tar", "shards/.nv-meta/index.uuid": b"1"}
 
 
 def _checked(tmp_path: Path, **changes: Any) -> Checked:
@@ -52,19 +51,32 @@ def _prepare(work: Path, **changed: bytes) -> Path:
     entry.mkdir(parents=True)
     (folder / f"{RunConfig().data.request}.entry").write_text(KEY)
     for name, data in FILES.items():
+        (entry / name).parent.mkdir(parents=True, exist_ok=True)
         (entry / name).write_bytes(data)
-    manifest = {said: hashlib.sha256(FILES[name]).hexdigest() for name, said in SUMS.items()}
-    (entry / "manifest.json").write_text(json.dumps(manifest))
+    files = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in FILES.items()}
+    (entry / "manifest.json").write_text(json.dumps({"files": files}))
     for name, data in changed.items():
         (entry / name.replace("_", ".")).write_bytes(data)
     return entry
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/x", "a/../../b", "manifest.json", ".hidden", "a//b", ""])
+async def test_a_manifest_that_leads_out_of_its_entry_is_refused(tmp_path: Path, name: str) -> None:
+    entry = _prepare(tmp_path / "a")
+    (entry / "manifest.json").write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": "0"}}}))
+    with pytest.raises(LaunchRefused, match="is damaged: its manifest names"):
+        await share_data(_checked(tmp_path), connect)
 
 
 async def test_the_others_get_the_same_bytes_and_every_run_is_told(tmp_path: Path) -> None:
     source = _prepare(tmp_path / "a")
     shared = await share_data(_checked(tmp_path), connect)
     target = tmp_path / "b" / "cache" / "data" / KEY
-    assert {p.name: p.read_bytes() for p in target.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+    assert _contents(target) == _contents(source)
     assert not shared.refused
     for run in shared.group.runs:
         assert [s.env.get(ENTRY) for s in run.stages] == [KEY, KEY, None]
@@ -92,7 +104,7 @@ async def test_a_dry_run_copies_the_same_bytes_by_hand(tmp_path: Path) -> None:
     target = tmp_path / "b" / "cache" / "data" / KEY
     copy = "\n".join(["set -eu", f"WORK={shlex.quote(str(tmp_path / 'b'))}", *copies])
     subprocess.run(["sh", "-c", copy], check=True, timeout=30)
-    assert {p.name: p.read_bytes() for p in target.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+    assert _contents(target) == _contents(source)
     (target / "tokens.bin").write_bytes(b"another")
     compare = subprocess.run(["sh", "-c", copy.replace(copies[0], "")], capture_output=True, timeout=30, check=False)
     assert compare.returncode != 0
