@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cockpit.core.records import ContainerFacts, RunPlan, ServerSpec
-from cockpit.engine import checks_container, checks_gpus, checks_leftovers, checks_machine, checks_nodes
+from cockpit.engine import (
+    checks_container,
+    checks_gpus,
+    checks_leftovers,
+    checks_machine,
+    checks_memory,
+    checks_nodes,
+)
 from cockpit.engine.deliver import HF_TOKENS, secret
 from cockpit.engine.findings import Examined, Finding, fail, ok, step
 
@@ -161,11 +168,13 @@ class _Machine:
         if any(f.level == "fail" for f in found):
             return found
         there = await self._containers()
-        count = None
-        if self.full or self.server.gpus:
+        count, seen = None, None
+        if self.full or self.server.gpus or checks_memory.estimate(self.runs) is not None:
             seen = await looking.gpus(self.host, vendor)
             count = seen.count
-            found += checks_gpus.inventory(seen, look, self.server)
+            if self.full or self.server.gpus:
+                found += checks_gpus.inventory(seen, look, self.server)
+        found += checks_memory.fit(self.runs, seen, self.server)
         found += await step("tenants", checks_gpus.tenants(self.host, self.server, there, count), level="warn")
         if self.full and self.container is not None:
             found += checks_gpus.running(list(there.values()))

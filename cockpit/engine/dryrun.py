@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cockpit.core.errors import CockpitError
-from cockpit.core.records import ContainerFacts, DataCopy, GroupPlan, ServerSpec
+from cockpit.core.records import ContainerFacts, DataCopy, GroupPlan, RunPlan, ServerSpec
+from cockpit.engine import checks_memory
 from cockpit.engine.admit import Connect, accesses, close
 from cockpit.engine.data import prepared, takes_data
 
 if TYPE_CHECKING:
     from cockpit.hosts.base import Host
+    from cockpit.hosts.look import Gpus
 
 _ASK_S = 30.0  # a dry run also prints where no server answers
 
@@ -54,20 +56,41 @@ async def _data(group: GroupPlan, connect: Connect) -> tuple[GroupPlan, DataCopy
 async def _ask(group: GroupPlan, name: str, connect: Connect) -> tuple[Facts, str | None, list[str]]:
     """What is known of a server's nodes, the first one's name in the network, and remarks on what is not known."""
     server = group.servers[name]
+    runs = [run for run in group.runs if run.server == name]
     remarks: list[str] = []
     hosts = [connect(access) for access in accesses(server)]
     try:
         async with asyncio.timeout(_ASK_S):
             facts = await _facts(group, server, hosts)
             master = await hosts[0].network_name() if len(hosts) > 1 and server.master_addr is None else None
+            remarks += _memory(runs, await _gpus(runs, server, hosts[0]), server)
     except (CockpitError, TimeoutError) as error:
         why = error.message if isinstance(error, CockpitError) else f"no answer within {_ASK_S:.0f} s."
-        return (), None, [*remarks, f"{name} could not be asked, and is taken to be as usual: {why}"]
+        told = _memory(runs, None, server)
+        return (), None, [*told, f"{name} could not be asked, and is taken to be as usual: {why}"]
     finally:
         await close(hosts)
     if any(f is not None and f.image_id is None for f in facts):
         remarks.append(f"the image is not on {name} yet: its entry point is not known, and is taken to be none.")
     return facts, master, remarks
+
+
+async def _gpus(runs: Sequence[RunPlan], server: ServerSpec, host: Host) -> Gpus | None:
+    """The GPUs there, where it matters how much they hold."""
+    from cockpit.hosts import look
+
+    if server.vendor == "cpu" or checks_memory.estimate(runs) is None:
+        return None
+    return await look.gpus(host, server.vendor)
+
+
+def _memory(runs: Sequence[RunPlan], gpus: Gpus | None, server: ServerSpec) -> list[str]:
+    """Whether the trainings fit, in remarks."""
+    told = []
+    for finding in checks_memory.fit(runs, gpus, server):
+        refused = "`run` refuses this: " if finding.level == "fail" else ""
+        told.append(f"{refused}{finding.text}{f' {finding.mend}' if finding.mend else ''}")
+    return told
 
 
 async def _facts(group: GroupPlan, server: ServerSpec, hosts: Sequence[Host]) -> Facts:

@@ -62,7 +62,8 @@ _DISK = r"""printf 'disk=%s\n' "$(LC_ALL=C df -Pk "$1" 2>/dev/null | tail -n 1)"
 
 _GPUS_AMD = r"""
 for d in /sys/class/drm/renderD*/device; do
-  [ "$(cat "$d/vendor" 2>/dev/null)" = 0x1002 ] && printf 'gpu=%s\n' "$(cat "$d/product_name" 2>/dev/null)"
+  [ "$(cat "$d/vendor" 2>/dev/null)" = 0x1002 ] || continue
+  printf 'gpu=%s\nmemory=%s\n' "$(cat "$d/product_name" 2>/dev/null)" "$(cat "$d/mem_info_vram_total" 2>/dev/null)"
 done
 printf 'driver=%s\n' "$(cat /sys/module/amdgpu/version 2>/dev/null)"
 exit 0
@@ -123,12 +124,16 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs that a driver shows. `count` None where it does not say, `problem` why it does not."""
+    """The GPUs that a driver shows. `count` None where it does not say, `problem` why it does not.
+
+    `memory_by` is each GPU's own memory in bytes, None where it is not told.
+    """
 
     count: int | None
     models: tuple[str, ...] = ()
     driver: str | None = None
     problem: str | None = None
+    memory_by: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +199,7 @@ async def gpus(host: Host, vendor: str, *, timeout: float = 30.0) -> Gpus:
     """The GPUs of `vendor` that the driver on `host` shows. Raises ServerError."""
     if vendor == "amd":
         return await _gpus_amd(host, timeout)
-    query = ["nvidia-smi", "--query-gpu=index,name,driver_version", "--format=csv,noheader"]
+    query = ["nvidia-smi", "--query-gpu=index,name,driver_version,memory.total", "--format=csv,noheader,nounits"]
     done = await host.run(query, timeout=timeout)
     if done.rc == 127:
         return Gpus(None, problem="nvidia-smi is not there")
@@ -203,21 +208,37 @@ async def gpus(host: Host, vendor: str, *, timeout: float = 30.0) -> Gpus:
     if done.rc != 0 or not rows:
         said = printable(done.last_words)[:_LONGEST] or f"status {done.rc}"
         return Gpus(None, problem=f"nvidia-smi says: {said}")
-    return Gpus(len(rows), tuple(row[1] for row in rows), rows[0][2])
+    memory = tuple(_mebibytes(row[3]) if len(row) > 3 else None for row in rows)
+    return Gpus(len(rows), tuple(row[1] for row in rows), rows[0][2], memory_by=memory)
 
 
 async def _gpus_amd(host: Host, timeout: float) -> Gpus:
     """AMD's by amd-smi, else by what the kernel shows."""
-    done = await host.run(["amd-smi", "static", "--asic", "--driver", "--json"], timeout=timeout)
+    done = await host.run(["amd-smi", "static", "--asic", "--driver", "--vram", "--json"], timeout=timeout)
     said = _json(done.stdout) if done.rc == 0 else None
     rows = said.get("gpu_data") if isinstance(said, dict) else said  # a bare list before ROCm 7
     if isinstance(rows, list) and rows:
         driver = _inner(rows[0], "driver", "version")
-        return Gpus(len(rows), tuple(name for row in rows if (name := _inner(row, "asic", "market_name"))), driver)
+        models = tuple(name for row in rows if (name := _inner(row, "asic", "market_name")))
+        return Gpus(len(rows), models, driver, memory_by=tuple(_vram(row) for row in rows))
     done = await host.run(["sh", "-c", _GPUS_AMD], timeout=timeout)
     pairs = _pairs(done.stdout, empty=True)
-    models = [value for key, value in pairs if key == "gpu"]
-    return Gpus(len(models) or None, tuple(m for m in models if m), dict(pairs).get("driver") or None)
+    names = [value for key, value in pairs if key == "gpu"]
+    memory = tuple(int(value) if value.isdecimal() else None for key, value in pairs if key == "memory")
+    return Gpus(len(names) or None, tuple(n for n in names if n), dict(pairs).get("driver") or None, memory_by=memory)
+
+
+def _mebibytes(text: str) -> int | None:
+    """Bytes of a number of MiB; None for what is none, such as [N/A]."""
+    return int(text) << 20 if text.isdecimal() and len(text) < 12 else None
+
+
+def _vram(row: Any) -> int | None:
+    """Bytes of a GPU's memory in amd-smi's words, whose MB are 1,048,576 bytes."""
+    part = row.get("vram") if isinstance(row, dict) else None
+    size = part.get("size") if isinstance(part, dict) else None
+    value = size.get("value") if isinstance(size, dict) else size
+    return _mebibytes(str(value).split(" ", 1)[0])
 
 
 def _json(output: bytes) -> Any:

@@ -59,7 +59,8 @@ class Measured:
 class Spec:
     """Dense peaks of one device as software sees it, in TFLOP/s by precision; absent where no source gives one.
 
-    `measured` are matrix products on such a card by precision, `mem_bw_gb_s` its memory's rate in GB/s.
+    `measured` are matrix products on such a card by precision, `mem_bw_gb_s` its memory's rate in GB/s,
+    `mem_by` its size in bytes: what makers call a GB of it are 1,073,741,824, up to what the driver keeps.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Spec:
     source: str
     mem_bw_gb_s: float | None = None
     measured: Mapping[str, Measured] = field(default_factory=dict)
+    mem_by: int | None = None
 
     def peak_tflops(self, precision: str) -> float | None:
         """The dense peak for `precision` ("bf16", "fp16", "fp8"), or None.
@@ -99,6 +101,7 @@ def _specs() -> dict[str, Spec]:
             source=row["source"],
             mem_bw_gb_s=None if (rate := _number(row["mem_bw_tb_s"])) is None else rate * 1000 / dies,
             measured=_measured(row["measured_gemm"]),
+            mem_by=None if (size := _number(row["mem_gb"])) is None else int(size * 2**30 / dies),
         )
     return out
 

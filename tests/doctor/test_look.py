@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +16,11 @@ from cockpit.core.records import Access
 from cockpit.engine import checks_gpus, checks_machine
 from cockpit.engine.checks_leftovers import _queue
 from cockpit.hosts import LocalHost
-from cockpit.hosts.look import Busy, Clock, Gpus, around, clock, parse_look, size
+from cockpit.hosts.look import Busy, Clock, Gpus, around, clock, gpus, parse_look, size
 from cockpit.hosts.meet import meet
 from tests.doctor.made import look, server
+
+TOOLS = Path(__file__).parents[1] / "hosts" / "tools"
 
 
 @given(st.binary(max_size=2000), st.integers(0, 3))
@@ -136,3 +140,25 @@ def _free_port() -> int:
 
 def test_sizes_read_well() -> None:
     assert [size(v) for v in (None, 0, 999, 1500, 2_500_000_000)] == ["unknown", "0 B", "999 B", "1.5 kB", "2.5 GB"]
+
+
+@pytest.mark.parametrize(("vendor", "memory_by"), [("nvidia", 143771 << 20), ("amd", 196592 << 20)])
+async def test_each_gpu_s_memory_is_read(monkeypatch: pytest.MonkeyPatch, vendor: str, memory_by: int) -> None:
+    monkeypatch.setenv("PATH", f"{TOOLS}:{os.environ['PATH']}")
+    found = await gpus(LocalHost(), vendor)
+    assert found.memory_by == (memory_by, memory_by)
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+@pytest.mark.parametrize(
+    "said", ["0, NVIDIA GB10, 580.1, [N/A]", '{"gpu_data": [{"vram": {"size": "N/A"}}]}', "[[]]"]
+)
+async def test_memory_that_is_not_told_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, said: str
+) -> None:
+    for name in ("nvidia-smi", "amd-smi"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'E'\n{said}\nE\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = await gpus(LocalHost(), vendor)
+    assert all(size is None for size in found.memory_by)

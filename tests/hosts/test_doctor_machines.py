@@ -142,3 +142,20 @@ def _waits() -> bool:
     """Whether a connection to a machine's port 22 (0016) is in the making (SYN_SENT, 02)."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return any(row[3] == "02" and row[2].endswith(":0016") for row in rows)
+
+
+def test_a_training_that_cannot_fit_is_refused_before_anything_is_started(someone: User) -> None:
+    words = ["training=cuda", "model=llama31_8b", "training.sequence_length=8192", "servers.rocm-host.training=rocm"]
+    large = {**profile(share_gpus=True), "runner": {"name": "megatron"}}
+    someone.write_profile("large", large)
+    document = someone.json("doctor", "--profile", "large", *words, rc=3)
+    for name, model in (("cuda-host", "140.4"), ("rocm-host", "192.0")):
+        (memory,) = findings(document, name, "gpu memory")
+        assert memory["level"] == "fail", name
+        assert f"which has {model}" in memory["text"]
+        assert "What would help: training." in memory["mend"]
+    said = someone.call("run", "--profile", "large", *words, rc=3).stderr
+    assert "llama31_8b takes about" in said
+    assert json.loads(someone.call("runs", "--output", "json").stdout) in ([], {"runs": []})
+    script = someone.call("run", "--profile", "large", *words, "--dry-run").stdout
+    assert script.count("`run` refuses this: llama31_8b takes about") == 2
