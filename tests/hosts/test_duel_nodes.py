@@ -58,7 +58,7 @@ def kill_training(machine: Machine) -> bool:
 
 def test_a_node_that_fails_ends_the_other_and_is_named(someone: User, machines: Machines) -> None:
     cockpit = someone.start("run", "--profile", "nodes", "--servers", "both", "training.train_iters=100000")
-    eventually(lambda: any(someone.steps(m["id"]) for m in someone.metas()), 100, someone.said)
+    eventually(lambda: any(someone.steps(m["id"]) for m in someone.metas()), 150, someone.said)
     assert kill_training(machines.rocm)
     assert cockpit.wait(90) == 1, someone.said()
     meta = someone.metas()[0]
