@@ -165,13 +165,15 @@ def run_points(arguments: Arguments, process: Process) -> None:
 
 def run_stage(name: str, context: Context) -> None:
     """Run one stage between its `stage` lines; only rank 0 speaks of them."""
+    from runners import trouble
     from runners.stages import find
 
     say = context.process.first
     if say:
         wire.emit("stage", stage=name, status="start", message=None)
     try:
-        outcome = find(name)(context)
+        with trouble.explained(context.config):
+            outcome = find(name)(context)
     except BaseException as error:
         if say:
             told = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"

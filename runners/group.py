@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from runners import meeting
+from runners import meeting, trouble
 from runners.errors import ConfigurationError, RunnerError
 from runners.process import Process
 
@@ -44,6 +44,9 @@ def joined(process: Process, collective: str) -> Iterator[None]:
         else:
             dist.init_process_group(collective, store=dist.HashStore(), rank=0, world_size=1)
     except (RuntimeError, ValueError, OSError) as error:  # torch's DistError is a RuntimeError
+        known = trouble.understood(error)
+        if known is not None:  # NCCL's own, not that they did not meet
+            raise known from error
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         said = str(error).strip().splitlines() or [type(error).__name__]
         if not process.launched:

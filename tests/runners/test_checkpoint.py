@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import time
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ def played(prepared: Result, cache: Path, tmp_path_factory: pytest.TempPathFacto
         Item("resumed", config({"resume": str(whole / "checkpoints/step-4")})),
         Item("from_tensor", config({"resume": str(cut)})),
         Item("from_killed", config({"save_every": 1, "keep": 3}), like=str(killed)),
+        Item("export", config({"export_hf": True}) | {"data": {"train_split": 0.8}}, like=str(whole)),
         Item("nan", wild({"save_every": 1, "keep": 1}), like=str(whole)),
         Item("infinite", wild({"save_every": 1}, rate=1e38)),
     ]
@@ -168,3 +170,36 @@ def test_weights_that_are_no_numbers_are_never_saved(played: Played) -> None:
     assert result.rc == 1
     assert "the weights or the optimizer's moments after iteration 1 are not finite" in result.err
     assert not list((played.folder / "infinite").rglob("step-*"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:megatron.*")
+def test_what_is_exported_is_the_same_model_to_transformers(played: Played, cache: Path) -> None:
+    result = played.said["export"]
+    assert result.rc == 0, result.err
+    assert not result.wires("iteration"), "all steps were made"
+    assert result.diagnostic("export")["data"]["step"] == ITERATIONS
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(played.folder / "export/out/hf", dtype=torch.float32)
+    written = json.loads((played.folder / "export/out/train.json").read_text())
+    assert written["validation_loss"] == pytest.approx(loss_of(model, played.folder / "export", cache), abs=2e-6)
+
+
+def loss_of(model: Any, folder: Path, cache: Path) -> float:
+    """The mean loss of a transformers model over the validation of the run in `folder`."""
+    import torch
+
+    from runners.data import prepare, samples
+    from runners.schema import RunConfig
+
+    settings = RunConfig.model_validate_json((folder / "config.0.json").read_bytes())
+    entry = prepare.find(settings.data, cache)
+    _train, validation = samples.datasets(settings, entry, samples.index(settings, entry, cache))
+    batch = settings.training.global_batch
+    count = min(settings.training.eval_iters, len(validation) // batch) * batch
+    tokens, labels = (torch.stack([validation[i][key] for i in range(count)]) for key in ("tokens", "labels"))
+    with torch.no_grad():
+        losses = [
+            torch.nn.functional.cross_entropy(model(input_ids=rows).logits.flatten(0, 1), wanted.flatten())
+            for rows, wanted in zip(tokens.split(batch), labels.split(batch), strict=True)
+        ]
+    return float(torch.stack(losses).mean())
