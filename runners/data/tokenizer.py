@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from runners import hub
-from runners.data.corpus import Document
 from runners.errors import ConfigurationError, require
 from runners.schema import Data
 
@@ -23,7 +22,6 @@ END_OF_TEXT = "<|endoftext|>"
 KEY = "data.tokenizer"
 FILE = "tokenizer.json"
 MARKS = "marks.json"  # beside it: which id ends a document
-_BATCH = 64  # documents handed to the encoder at once: bounds its memory
 _DESCRIBED = ("tokenizer_config.json", "config.json", "generation_config.json")
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")  # where no file says it
 
@@ -42,6 +40,9 @@ class Tokenizer:
         self.backend.encode_special_tokens = True  # a mark's spelling inside a text is text: it ends no document
         self.backend.no_truncation()
         self.backend.no_padding()
+
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[Any, int]]:
+        return Tokenizer, (self.backend, self.eos_id)  # pickling the backend forgets what was set above
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, in order, without any mark before or after it."""
@@ -203,17 +204,3 @@ def _canonical(content: Any) -> Any:
             kept["merges"] = [pair.split(" ") if isinstance(pair, str) else pair for pair in kept["merges"]]
         return kept
     return [_canonical(value) for value in content] if isinstance(content, list) else content
-
-
-def train(documents: Sequence[Document], vocab: int) -> Any:
-    """The backend of `trained`, over documents."""
-    return trained((document.text for document in documents), vocab).backend
-
-
-def encode(tokenizer: Any, documents: Sequence[Document]) -> Iterator[list[int]]:
-    """Token ids of each document, in order, each ended by the end-of-text mark."""
-    mine = Tokenizer(tokenizer, tokenizer.token_to_id(END_OF_TEXT))
-    for start in range(0, len(documents), _BATCH):
-        texts = [document.text for document in documents[start : start + _BATCH]]
-        for ids in mine.encode_batch(texts):
-            yield [*ids, mine.eos_id]
