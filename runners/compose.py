@@ -343,6 +343,9 @@ def compose_run(words: Sequence[str] = (), *, folders: Sequence[Path] | None = N
         folders = [*([own] if own.is_dir() else []), shipped_folder()]
     with Composer(folders, RunConfig) as composer:
         given = composer.parse(words)
+        for word in given:
+            if word.is_sweep:
+                raise word.error("several values are a sweep.", "Add --multirun, or quote a text that holds commas.")
         chosen = {w.key for w in given if w.is_group}
         rest = [f"{group}={name}" for group, name in DEFAULT_GROUPS.items() if group not in chosen]
         return composer.validate(composer.compose(None, [*composer.parse(rest), *given]), RunConfig)

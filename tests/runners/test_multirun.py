@@ -54,6 +54,11 @@ def test_each_combination_is_a_point_with_its_own_words() -> None:
     assert [p.sweep for p in points([])] == [{}]
 
 
+def test_several_values_without_multirun_name_the_option() -> None:
+    with pytest.raises(ComposeError, match=r"several values are a sweep\. Add --multirun"):
+        compose_run(["training.learning_rate=1e-4,3e-4"])
+
+
 def test_one_point_that_does_not_fit_starts_none() -> None:
     with pytest.raises(ComposeError, match="train_iters must be at least 1"):
         points(["training.train_iters=2,0"])
