@@ -69,6 +69,10 @@ def test_other_work_is_blocking(path: str, value: Any, key: str) -> None:
     ("path", "value", "key"),
     [
         ("config.training.parallel.tensor", 2, "training.parallel.tensor"),
+        ("config.training.parallel.context", 2, "training.parallel.context"),
+        ("config.training.recompute", "full", "training.recompute"),
+        ("config.training.kernels", {"layer": "fused"}, "training.kernels.layer"),
+        ("config.training.overlap", False, "training.overlap"),
         ("config.training.threads", 2, "training.threads"),
         ("config.training.seed", 1, "training.seed"),
         ("provenance.code_sha256", "cd" * 32, "code_sha256"),

@@ -13,13 +13,13 @@ from tests.runners.support import Place, Result
 pytestmark = pytest.mark.train
 
 ITERATIONS = 10
-TWO = [{"context": 2}, {"tensor": 2, "sequence": True}]
-FOUR = [
-    {"pipeline": 2, "context": 2},
-    {"data": 2, "context": 2},
-    {"tensor": 2, "context": 2},
-    {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2},
+TWO: list[dict[str, Any]] = [
+    {"parallel": {"context": 2}},
+    {"parallel": {"tensor": 2}, "recompute": "selective"},
+    {"parallel": {"tensor": 2, "sequence": True}, "recompute": "selective"},
 ]
+FOUR = [{"pipeline": 2, "context": 2}, {"data": 2, "context": 2}]
+MORE = [{"tensor": 2, "context": 2}, {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2}, {"tensor": 2, "data": 2}]
 
 
 def config(**training: Any) -> dict[str, Any]:
@@ -46,11 +46,7 @@ def alone(prepared: Result, cache: Path, tmp_path_factory: pytest.TempPathFactor
 def two(prepared: Result, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """Two processes."""
     assert prepared.rc == 0, prepared.err
-    items = [Item(named(parallel), config(parallel=parallel)) for parallel in TWO]
-    items += [
-        Item(f"tensor+{name}", config(parallel=parallel, recompute="selective"))
-        for name, parallel in (("selective", {"tensor": 2}), ("sequence+selective", {"tensor": 2, "sequence": True}))
-    ]
+    items = [Item(named(training["parallel"]), config(**training)) for training in TWO]
     return play(tmp_path_factory.mktemp("two") / "series", cache, items, 2, module="tests.runners.ranks")
 
 
@@ -58,8 +54,12 @@ def two(prepared: Result, cache: Path, tmp_path_factory: pytest.TempPathFactory)
 def four(prepared: Result, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """Four processes."""
     assert prepared.rc == 0, prepared.err
-    items = [Item(named(parallel), config(parallel=parallel)) for parallel in FOUR]
-    return play(tmp_path_factory.mktemp("four") / "series", cache, items, 4)
+    return of_four(FOUR, tmp_path_factory.mktemp("four"), cache)
+
+
+def of_four(layouts: list[dict[str, int]], folder: Path, cache: Path) -> dict[str, Result]:
+    items = [Item(named(parallel), config(parallel=parallel)) for parallel in layouts]
+    return play(folder / "series", cache, items, 4)
 
 
 def same(result: Result, one: Result) -> None:
@@ -77,7 +77,7 @@ def test_recomputed_activations_change_no_bit(alone: dict[str, Result], recomput
         assert curve(alone[recompute], key) == curve(alone["none"], key)
 
 
-@pytest.mark.parametrize("name", [*map(named, TWO), "tensor+selective", "tensor+sequence+selective"])
+@pytest.mark.parametrize("name", [named(training["parallel"]) for training in TWO])
 def test_two_processes_give_the_curve_of_one(alone: dict[str, Result], two: dict[str, Result], name: str) -> None:
     same(two[name], alone["none"])
 
@@ -87,8 +87,14 @@ def test_four_processes_give_the_curve_of_one(alone: dict[str, Result], four: di
     same(four[name], alone["none"])
 
 
+@pytest.mark.soak
+def test_more_layouts_of_four_processes(alone: dict[str, Result], cache: Path, tmp_path: Path) -> None:
+    for result in of_four(MORE, tmp_path, cache).values():
+        same(result, alone["none"])
+
+
 def test_a_run_says_its_layout_and_its_kernels(two: dict[str, Result]) -> None:
-    result = two["tensor+sequence+selective"]
+    result = two["tensor+sequence"]
     for argument, value in (("sequence_parallel", True), ("recompute_granularity", "selective")):
         assert any(
             line.split() == [argument, line.split()[1], str(value)]
