@@ -22,12 +22,16 @@ _CHANGES = 3  # changes that are proposed
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the largest of some runs takes of its fullest GPU; `vocab` is the padded table that it was made with."""
+    """What the largest of some runs takes of its fullest GPU; `vocab` is the padded table that it was made with.
+
+    `rough`: of layers that are a library's, and of a model that may be another one than its name says.
+    """
 
     run: RunPlan
     config: RunConfig
     vocab: int
     memory: Memory
+    rough: bool = False
 
     def __str__(self) -> str:
         parts = [f"{name} {by / _GIB:.1f}" for name, by in self.memory.parts.items() if by >= 0.05 * _GIB]
@@ -45,15 +49,20 @@ def estimate(runs: Sequence[RunPlan]) -> Estimate | None:
 
 
 def _of(run: RunPlan) -> Estimate | None:
-    if run.config["runner"]["name"] != "megatron" or all(s.stage != "train" for s in run.stages):
+    if run.config["runner"]["name"] not in ("megatron", "lora") or all(s.stage != "train" for s in run.stages):
         return None
-    from runners import sizes
-    from runners.schema import RunConfig
+    from runners import sizes, sizes_lora
+    from runners.schema import LoraRunner, Model, RunConfig
 
     config = RunConfig.model_validate(run.config)
     asked = config.model.vocab or config.data.tokenizer_vocab
     vocab = sizes.padded_vocab(asked, config.model.vocab_multiple, config.training.parallel.tensor)
-    return Estimate(run, config, vocab, sizes.memory(config, vocab))
+    if not isinstance(config.runner, LoraRunner):
+        return Estimate(run, config, vocab, sizes.memory(config, vocab))
+    named = config.runner.model or config.runner.model_local_dir or config.model.weights
+    if named and config.model.name == Model().name:
+        return None  # whose shape stands in a folder that is not here
+    return Estimate(run, config, vocab, sizes_lora.memory(config, vocab), rough=True)
 
 
 def capacity(gpus: Gpus, server: ServerSpec) -> int | None:
@@ -85,15 +94,16 @@ def fit(runs: Sequence[RunPlan], gpus: Gpus | None, server: ServerSpec) -> Itera
     if share < sizes.WARNED:
         yield ok(CHECK, text)
         return
-    judge = fail if share >= sizes.REFUSED else warn
+    judge = fail if share >= sizes.REFUSED and not found.rough else warn
     yield judge(CHECK, f"{text}.", mend(found, card))
 
 
 def mend(found: Estimate, card: int) -> str:
     """What to change so that it fits, the cheapest first."""
-    from runners import sizes
+    from runners import sizes, sizes_lora
 
-    changes = sizes.advice(found.config, found.vocab, card)
+    advice = sizes_lora.advice if found.rough else sizes.advice
+    changes = advice(found.config, found.vocab, card)
     if not changes:
         return "Take more GPUs, or a smaller model."
     told = "; ".join(str(change) for change in changes[:_CHANGES])

@@ -99,8 +99,41 @@ def test_a_driver_that_does_not_tell_is_helped_by_the_card_s_name() -> None:
 
 def test_nothing_is_said_where_nothing_can_be() -> None:
     seen, there = gpus(GIB), server(vendor="nvidia")
-    assert not list(checks_memory.fit([run(*WORDS, "runner=lora")], seen, there))
+    assert not list(checks_memory.fit([run("runner=lora", "runner.model=some/model")], seen, there))
     assert not list(checks_memory.fit([run(*WORDS, "runner=smoke")], seen, there))
     assert not list(checks_memory.fit([run(stage="data")], seen, there))
     assert not list(checks_memory.fit([], seen, there))
     assert not list(checks_memory.fit([run("model=llama31_8b", "training=cpu")], seen, server(vendor="cpu")))
+
+
+def test_a_fine_tuning_is_warned_of_and_never_refused() -> None:
+    words = ("model=llama31_8b", "training=cuda", "runner=lora", "runner.processes=8", "runner.seq_len=8192")
+    (found,) = checks_memory.fit([run(*words)], gpus(24 * GIB), server(vendor="nvidia"))
+    assert found.level == "warn"
+    assert found.mend is not None
+    assert "runner.gradient_checkpointing=true (saves" in found.mend
+    assert "runner.strategy=fsdp" in found.mend
+    more = ("runner.bf16=true", "runner.gradient_checkpointing=true", "runner.strategy=fsdp")
+    (found,) = checks_memory.fit([run(*words, *more)], gpus(24 * GIB), server(vendor="nvidia"))
+    assert found.level == "ok"
+
+
+def test_70_billion_frozen_weights_are_spread_over_eight_gpus() -> None:
+    words = ("model=llama2_70b", "model.max_sequence=8192", "training=cuda", "runner=lora", "runner.seq_len=8192")
+    more = ("runner.processes=8", "runner.strategy=fsdp", "runner.bf16=true", "runner.gradient_checkpointing=true")
+    found = checks_memory.estimate([run(*words, *more, "runner.target_modules=[qkv_proj,o_proj]")])
+    assert found is not None
+    assert 16 < found.memory.weights / GIB < 22  # an eighth of 128.5 GiB, and what is put together at a time
+    assert found.memory.gradients < GIB
+    assert 24 < found.memory.total / GIB < 70
+    from runners.sizes_lora import adapters
+
+    assert adapters(found.config) == 80 * 16 * ((8192 + 10240) + (8192 + 8192))
+
+
+def test_a_full_fine_tuning_is_estimated_as_it_was_measured() -> None:
+    """Llama-3.2-1B, 4 x 4,096 tokens, fp32 weights under bf16 autocast, SDPA: 71 GiB on an H200."""
+    words = ("model=llama32_1b", "training=cuda", "runner=lora", "runner.lora=false", "runner.bf16=true")
+    found = checks_memory.estimate([run(*words, "runner.seq_len=4096", "runner.batch=4")])
+    assert found is not None
+    assert found.memory.total / GIB == pytest.approx(71, rel=0.1)
