@@ -37,7 +37,7 @@ def play(
     folder: Path, cache: Path, items: list[Item], processes: int = 1, module: str = "tests.runners.series"
 ) -> dict[str, Result]:
     """Run all, and read what each said: the last rank first, who tells of the iterations. `module` is the program."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "series.json").write_text(json.dumps([vars(item) for item in items]))
     place = Place(folder, cache)
     ports = ",".join(str(port) for port in free_ports(len(items)))

@@ -22,7 +22,7 @@ OOM = (
 )
 NCCL = (
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, {0} (run with NCCL_DEBUG=INFO for"
-    " details), NCCL version 2.21.5\n{1}\nLast error:\n{2}\nException raised from create at /pytorch/torch/csrc/x.hpp:268"
+    " details), NCCL version 2.21.5\n{1}\nLast error:\n{2}\nException raised from create at /pytorch/torch/x.hpp:268"
 )
 SYSTEM = "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. "
 
