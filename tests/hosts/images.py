@@ -34,6 +34,8 @@ _TRAINING = (
     "omegaconf",
     "pyyaml",
 )
+# What docker/requirements.txt asks for besides, and no training of these tests imports: only said to be there.
+_SAID = ("transformers", "peft", "safetensors", "datasets", "webdataset", "megatron-energon")
 _NOT_STDLIB = r"(.*/)?(site-packages|test|tests|idlelib|tkinter|turtledemo|ensurepip|lib2to3|config-[^/]*)"
 _NOT_SITE = r".*/tests|torch/(include|test|share|bin/(?!torch_shm_manager).*)|.*\.(a|h|hpp|cuh|pyi)"
 
@@ -61,7 +63,7 @@ def python(tag: str) -> Image:
 def training(tag: str) -> Image:
     """About 900 MB: that, and the training stack out of this environment."""
     changes = (f"ENV {_PATH}", 'CMD ["sh"]')
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in _closure(_TRAINING)]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in (*_closure(_TRAINING), *_SAID)]
     return Image(tag, lambda: _cached("training", _training, sys.version, *versions), changes)
 
 
@@ -206,6 +208,10 @@ def _training(root: Rootfs) -> None:
             shared += root.tree(site, top, path, _NOT_SITE)
         elif (site / top).exists():
             root.file(site / top, f"{path}/{top}")
+    for name in _SAID:
+        stem = f"{name.replace('-', '_')}-{(version := importlib.metadata.version(name))}.dist-info"
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        root.text(f"{_HOME}/lib/{_VERSION}/site-packages/{stem}/METADATA", text)
     root.libraries((f for f in shared if ".so" in f.name), besides=site)
 
 
