@@ -1,4 +1,6 @@
-"""A model's config.json in Hugging Face's words, and model.* in ours. Pure: no torch, no transformers."""
+"""A model's config.json in Hugging Face's words, and model.* in ours; where its folder is. Neither torch nor
+transformers are needed.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runners import hub
 from runners.errors import ConfigurationError
-from runners.schema import Model
+from runners.schema import Model, RunConfig
 
 CONFIG = "config.json"
 _HINT = "Choose the model profile that belongs to these weights, or set the key as config.json has it."
@@ -36,6 +39,25 @@ _KINDS = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen2_5_vl": _LLAMA, "qwen2_5_vl_te
 # What transformers takes where config.json leaves a key out, which older files do.
 _DEFAULTS: dict[str, Any] = {"tie_word_embeddings": False, "rope_theta": 10000.0}
 _GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # one formula, computed in three ways
+
+
+def fetch(config: RunConfig, *, here: bool = False) -> Path | None:
+    """The folder of model.weights, downloaded where it must be and may be; None for random weights.
+
+    `here` takes it from this machine only: another process of it has fetched it already. Raises ConfigurationError
+    for what cannot be had and for another model than model.* says.
+    """
+    if config.model.weights is None:
+        return None
+    folder = hub.folder(
+        config.model.weights,
+        key="model.weights",
+        revision=config.model.revision,
+        offline=here or config.data.offline,
+        patterns=hub.WEIGHTS,
+    )
+    check(config.model, read(folder), folder)
+    return folder
 
 
 @dataclass(frozen=True)
@@ -156,6 +178,7 @@ def written(model: Model, vocab: int, dtype: str, sequence: int) -> dict[str, An
         "tie_word_embeddings": model.tied_embeddings,
         "torch_dtype": dtype,
         "use_cache": True,
+        **dict.fromkeys(("bos_token_id", "eos_token_id")),  # the tokenizer knows them
     }
     if model.architecture == "gpt":
         return {

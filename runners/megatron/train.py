@@ -31,7 +31,6 @@ from runners.megatron import (
     optimizer,
     report,
     schedules,
-    weights,
 )
 from runners.megatron.backend import Backend, select
 from runners.megatron.context import cut
@@ -91,8 +90,7 @@ def run(context: Context) -> Outcome:
     backend.start(config.training)
     kernels = {"attention": attention.ran(config, backend.device), **backend.kernels(config)}
     index = None
-    if process.local_rank == 0:  # before the group forms: the others of this node wait there for weights and index
-        weights.fetch(config)
+    if process.local_rank == 0:  # before the group forms: the others of this node wait there for the index
         index = samples.index(config, prepare.find(config.data, context.folders.cache), context.folders.cache)
     with group.joined(process, backend.collective):
         entry = prepare.find(config.data, context.folders.cache)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from runners import hub, huggingface
+from runners import huggingface
 from runners.errors import ConfigurationError, writing
 from runners.megatron import layout
 from runners.schema import Model, RunConfig
@@ -107,25 +107,9 @@ def row_of(rows: Iterable[Row], name: str) -> tuple[Row, int]:
     return next(row for row in rows if row.ours == pattern), layer
 
 
-def fetch(config: RunConfig, *, here: bool = False) -> Path | None:
-    """The folder of model.weights, downloaded where it must be and may be; None for random weights.
-
-    `here` takes it from this machine only: another process of it has fetched it already.
-    """
-    if config.model.weights is None:
-        return None
-    return hub.folder(
-        config.model.weights,
-        key=KEY,
-        revision=config.model.revision,
-        offline=here or config.data.offline,
-        patterns=hub.WEIGHTS,
-    )
-
-
 def source(config: RunConfig, padded: int) -> Source | None:
-    """What this rank reads its first weights from; None for random ones. `fetch` was called on this machine."""
-    folder = fetch(config, here=True)
+    """What this rank reads its first weights from; None for random ones. They are on this machine already."""
+    folder = huggingface.fetch(config, here=True)
     return Source(folder, config.model, padded) if folder else None
 
 

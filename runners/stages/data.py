@@ -9,7 +9,8 @@ from runners.stages import Context, Outcome
 
 
 def run(context: Context) -> Outcome:
-    """Prepare the data of a Megatron or a LoRA run in the cache; the other runners bring their own.
+    """Prepare the data of a Megatron or a LoRA run in the cache, and bring a model's published weights there; the
+    other runners bring their own.
 
     Rank 0 of a node only.
     """
@@ -25,8 +26,10 @@ def run(context: Context) -> Outcome:
         return Outcome("skipped", f"the {context.config.runner.name} runner brings its own data")
     if context.process.local_rank != 0:
         return Outcome("skipped")
+    from runners import huggingface
     from runners.data import prepare
 
+    huggingface.fetch(context.config)
     entry, made = prepare.ensure(context.config.data, context.folders.cache)
     if context.process.first:
         wire.emit("diagnostic", **entry.diagnostic())

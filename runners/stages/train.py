@@ -27,11 +27,13 @@ def run(context: Context) -> Outcome:
 
         return lora.run(npy.prepared(context), mlperf.listeners(runner))
     require("torch", "megatron.core", "tokenizers")
+    from runners import huggingface
     from runners.data import prepare, quiet
     from runners.megatron import grid
 
     grid.check(context.config.training.parallel, context.process)
     if context.process.local_rank == 0:  # what is missing is said before seconds of imports; train looks again
+        huggingface.fetch(context.config)
         prepare.find(context.config.data, context.folders.cache)
     quiet.silence()  # before the import that speaks
     from runners.megatron import train
