@@ -28,9 +28,10 @@ def tokens_of(logged: Floats, meta: Mapping[str, Any]) -> tuple[Floats, str | No
     """Tokens of each step as logged, else from the configuration of a Megatron run, which fixes them."""
     import numpy as np
 
-    if not logged.size or np.isfinite(logged).any():
-        return logged, None
     config = meta.get("config") or {}
+    if not logged.size or np.isfinite(logged).any():
+        padded = logged.size and (config.get("runner") or {}).get("name") == "lora"
+        return logged, "padding is not counted" if padded else None
     training = config.get("training") or {}
     length, batch = training.get("sequence_length"), training.get("global_batch")
     if (config.get("runner") or {}).get("name") == "megatron" and length and batch:

@@ -24,6 +24,13 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"(model|data|training|runner)\.name$", "info", "a name; what it stands for is compared by itself"),
     (r"runner$", "blocking", "another program"),
     (r"runner\.(log_level|log_format|artifacts)$", None, ""),
+    (r"runner\.(report_json|track|merge|keep|save|save_every|log_batches)$", None, ""),
+    (
+        r"runner\.(model|model_local_dir|tokenizer_local_dir|revision|local_files_only|data|validation)$",
+        "info",
+        "where it lies; what it holds is compared by itself",
+    ),
+    (r"runner\.(strategy|attention|gradient_checkpointing)$", "warning", "other code for the same work"),
     (r"runner\.declares\.", "blocking", "the programs are declared to train something else"),
     (r"runner\.env\.", "warning", "an environment variable set otherwise"),
     (r"runner\.", "blocking", "the program does other work"),
@@ -80,6 +87,7 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
 _COMPILED = tuple((re.compile(pattern), severity, why) for pattern, severity, why in _RULES)
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|AUTH", re.IGNORECASE)
 _OWN_ENV = re.compile(r"EKVI_|MASTER_(ADDR|PORT)$|RANK$|LOCAL_RANK$|WORLD_SIZE$|PWD$|HOSTNAME$")
+_DIVIDED = ("runner.batch", "runner.grad_accum", "runner.processes")
 _GROUPS = ("model", "data", "training", "runner")
 
 
@@ -125,6 +133,9 @@ def _facts(run: RunFacts) -> dict[str, Any]:
     out.update({"runner": runner, "launcher": (run.meta.get("plan") or {}).get("launcher")})
     out.update(_flat("prepared", {k: v for k, v in (known.get("data") or {}).items() if not _is_place(k)}))
     out.update(_built(known.get("model") or {}, out))
+    if out.get("built.batch_of_all"):  # how a fine-tuning's step is divided over processes is no other work
+        swept = any(key in (run.meta.get("sweep") or {}) for key in _DIVIDED)
+        out = {k: v for k, v in out.items() if k not in (("built.batch_of_all",) if swept else _DIVIDED)}
     said = dict(known.get("runner") or {})
     out.update(_packages(said.pop("packages", None) or known.get("packages") or {}, said))
     said_env = said.pop("env", None) or known.get("env") or {}
@@ -151,7 +162,7 @@ def _built(model: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
         "global_batch": "training.global_batch",
         "micro_batch": "training.micro_batch",
     }
-    names = ("parameters", "padded_vocab", *same)
+    names = ("parameters", "padded_vocab", "trainable", "weights", "batch_of_all", *same)
     return {f"built.{n}": model.get(n) for n in names if same.get(n) not in config}
 
 

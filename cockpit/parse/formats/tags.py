@@ -1,7 +1,8 @@
-"""Tagged lines of plain PyTorch scripts: [STEP] [DDP] [TRAIN] [EPOCH] [BATCH] [RESULT] [DONE].
+"""Tagged lines of PyTorch scripts: [STEP] [DDP] [DATA] [COLLATE] [MODEL] [TRAIN] [EPOCH] [BATCH] [RESULT] [DONE].
 
 After a tag stand free words with `name=value`, `name: value` or `name value` among them. [TRAIN] with a step, or an
-epoch's loss where no steps are told, is an iteration; the others are diagnostics with the tag's name as code.
+epoch's loss where no steps are told, is an iteration; the others are diagnostics with the tag's name as code
+(log_data and log_model: data and model are what a runner says of the whole run).
 A runner that speaks on the wire says all this there, and its tags are for people only.
 """
 
@@ -15,7 +16,7 @@ from cockpit.parse.context import Context, split_prefix
 from cockpit.parse.values import name, number
 
 NAME = "tags"
-_TAGS = ("STEP", "DDP", "TRAIN", "EPOCH", "BATCH", "RESULT", "DONE")
+_TAGS = ("STEP", "DDP", "DATA", "COLLATE", "MODEL", "TRAIN", "EPOCH", "BATCH", "RESULT", "DONE")
 NEEDLES = tuple(f"[{tag}]".encode() for tag in _TAGS)
 
 _TAG = re.compile(rf"\[({'|'.join(_TAGS)})\]\s*(.*)")
@@ -24,7 +25,8 @@ _PAIR = re.compile(
     rf"([A-Za-z][\w/]*)\s*(?:[=:]\s*|\s)({_NUMBER}|nan|inf|[Tt]rue|[Ff]alse)(?:\s*/\s*(\d+))?(?=[\s,;)|a-z%]|$)"
 )
 _RATE = re.compile(rf"({_NUMBER})\s*(tokens|samples)/s")
-_LEVELS = {"BATCH": "debug"}
+_LEVELS = {"BATCH": "debug", "COLLATE": "debug"}
+_CODES = {"DATA": "log_data", "MODEL": "log_model"}
 _MOST_TEXT = 500
 
 
@@ -45,7 +47,7 @@ def match(line: str, ctx: Context) -> list[Event]:
     return [
         Diagnostic(
             level=_LEVELS.get(tag, "info"),
-            code=tag.lower(),
+            code=_CODES.get(tag, tag.lower()),
             message=text,
             data=plain,
             offset=ctx.offset,
