@@ -21,6 +21,7 @@ from cockpit.core.resources import data_dir
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip can hold
 _MODE = 0o100644
 _SHEBANG = b"#!/usr/bin/env python3\n"
+_GROUPS = ("model/", "data/", "training/", "runner/")  # of profiles/: a runner knows no others
 _BINDING = "pynvml.py"
 _BINDING_OF = "nvidia-ml-py"
 _MAIN = b"""import sys
@@ -54,13 +55,15 @@ def build_agent(source: Path | None = None) -> Package:
 def build_code(source: Path | None = None) -> Package:
     """The runners' source as `runners/...`, without the agent: that one never decides what a training computes.
 
+    Beside it the groups of profiles that they compose themselves: `python -m runners KEY=VALUE...` in a container.
     `source` as in build_agent. Raises LaunchRefused where that is not whole.
     """
     folder = _source(source)
     members = [(f"runners/{name}", data) for name, data in _files(folder) if not name.startswith("agent/")]
     if "runners/__init__.py" not in dict(members):
         raise _broken(folder / "__init__.py")
-    return _pack(members)
+    groups = ((name, data) for name, data in _files(data_dir("profiles")) if name.startswith(_GROUPS))
+    return _pack([*members, *((f"profiles/{name}", data) for name, data in groups)])
 
 
 def _binding() -> bytes:

@@ -69,6 +69,34 @@ def test_the_code_holds_the_runners_without_the_agent() -> None:
     assert not [n for n in names if n.startswith("runners/agent/") or n.endswith(".pyc") or "__pycache__" in n]
 
 
+def test_the_code_composes_the_seed_s_words_where_it_is_unpacked(tmp_path: Path) -> None:
+    names = _names(build_code().data)
+    assert "profiles/model/llama31_8b.yaml" in names
+    groups = {n.split("/")[1] for n in names if n.startswith("profiles/")}
+    assert groups == {"model", "data", "training", "runner"}
+    code = tmp_path / "code"
+    with zipfile.ZipFile(io.BytesIO(build_code().data)) as archive:
+        archive.extractall(code)
+    own = {"PYTHONPATH": str(code), "HOME": str(tmp_path), "EKVI_OUT": str(tmp_path / "out")}
+    env = {k: v for k, v in os.environ.items() if k != "XDG_CONFIG_HOME"} | own
+    probe = (
+        "from runners import compose; c = compose.compose_run(['training=rocm', 'model=llama31_8b']); "
+        "print(compose.__file__, c.training.backend, c.model.hidden)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    assert done.stdout.split() == [str(code / "runners" / "compose.py"), "rocm", "4096"]
+    words = [sys.executable, "-m", "runners", "stage=wrap", "training=rocm", "model=llama31_8b"]
+    subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+
+
 def test_the_agent_is_a_file_that_runs(tmp_path: Path) -> None:
     package = build_agent()
     assert package.data.startswith(b"#!/usr/bin/env python3\n")
