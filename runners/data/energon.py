@@ -52,7 +52,7 @@ def stream(
     """
     check()
     quiet.silence()
-    from megatron.energon import WorkerConfig, get_loader, get_train_dataset
+    from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
     dataset = get_train_dataset(
         str(folder),
@@ -63,7 +63,7 @@ def stream(
         max_samples_per_sequence=_RUN,
         repeat=repeat,
     )
-    return iter(get_loader(dataset, gc_collect_every_n_steps=0, watchdog_timeout_seconds=None))
+    return iter(get_savable_loader(dataset, gc_collect_every_n_steps=0, watchdog_timeout_seconds=None))
 
 
 class Packed:

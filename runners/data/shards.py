@@ -53,7 +53,7 @@ def write(data: Data, tokens: Tokenizer, read: Callable[[], Iterator[Document]],
     folder.mkdir()
     shares = {"train": count - len(held_out), "val": len(held_out)}
     parts = {
-        name: _Part(folder, part, name, of, min(of, max(1, wanted * of // count)), tokens.vocab_size)
+        name: _Part(folder, part, name, of, min(of, wanted), tokens.vocab_size)
         for name, of in shares.items()
         if of
     }
@@ -63,7 +63,7 @@ def write(data: Data, tokens: Tokenizer, read: Callable[[], Iterator[Document]],
         parts["val" if number in held_out else "train"].add(document, ids)
     for one in parts.values():
         one.close()
-    describe(folder, data.name, list(parts), encode.workers(data.workers))
+    describe(folder, data.name, list(parts))
     return _manifest(parts, texts.hexdigest(), folder)
 
 
@@ -88,11 +88,11 @@ def note(texts: Any, document: Document) -> None:
     texts.update(b"\n")
 
 
-def describe(folder: Path, name: str, parts: list[str], workers: int) -> None:
+def describe(folder: Path, name: str, parts: list[str]) -> None:
     """Write Energon's metadata beside the shards. Its index gets a random id there, and here one that stays."""
     command = [sys.executable, "-m", "megatron.energon.cli.main", "prepare", "--non-interactive", "--no-progress"]
     command += ["--sample-type", "TextSample", "--field-map", json.dumps({"text": "txt"})]
-    command += ["--num-workers", str(min(workers, 8)), str(folder)]
+    command += ["--num-workers", "1", str(folder)]  # several would add to its index in the order in which they end
     for one in parts:
         command += ["--split-parts", rf"{one}:{one}-.*\.tar"]
     before = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK"))
