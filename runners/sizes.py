@@ -216,7 +216,8 @@ def kept_elements(config: RunConfig) -> tuple[float, float]:
         return whole, whole
     if training.recompute == "full":
         return stream, whole
-    products = query + both + query + stream + (ffn if model.architecture == "gpt" else 2 * ffn)
+    summed = tensor > 1 and not training.parallel.sequence  # in place, by the tensor ranks: repeated, not kept
+    products = 2 * query + both + (0 if summed else 2 * stream) + (ffn if model.architecture == "gpt" else 2 * ffn)
     return stream + products, whole
 
 
