@@ -19,7 +19,7 @@ VENDOR = re.compile(r"cuda|nvidia|cudnn|cublas|nvml|nvtx", re.IGNORECASE)
 BOTH = "torch's name for the GPUs of both vendors"
 OTHERS = "megatron-core's own word, on every device"
 ENV = "variables that a run's environment is searched for: AMD's stand beside them"
-# (file below runners/, what it says): why it is meant.
+# (file below runners/, what it says, "" for all of it): why it is meant.
 MEANT = {
     ("schema/training.py", "cuda"): "the choice that a user makes, beside rocm",
     ("calibrate.py", "CUDA"): "says for which vendor torch was built, where the other's was asked for",
@@ -34,6 +34,9 @@ MEANT = {
     ("megatron/gpu.py", ".backends.cuda"): "torch's switches for the GPUs of both vendors",
     ("megatron/cpu.py", "cuda"): "what megatron-core asks for by that name on a machine without GPUs",
     ("megatron/cpu.py", "CUDA_DEVICE_MAX_CONNECTIONS"): OTHERS,
+    ("megatron/memory.py", "cuda"): BOTH,
+    ("sizes.py", "cuda"): "by training.backend, beside rocm",
+    ("trouble.py", ""): "what libraries say of either vendor's devices, and hints that name both",
     ("provenance.py", "CUDA_"): ENV,
     ("provenance.py", "CUBLAS_"): ENV,
     ("provenance.py", "CUDNN_"): ENV,

@@ -11,7 +11,10 @@ from runners import provenance
 SECRET = ("TOKEN", "KEY", "SECRET", "PASS")
 
 
-@pytest.mark.parametrize("name", ["NCCL_DEBUG", "OMP_NUM_THREADS", "HSA_OVERRIDE_GFX_VERSION", "LD_PRELOAD"])
+STEERING = ["NCCL_DEBUG", "OMP_NUM_THREADS", "HSA_OVERRIDE_GFX_VERSION", "LD_PRELOAD", "PYTORCH_ALLOC_CONF"]
+
+
+@pytest.mark.parametrize("name", [*STEERING, "CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES"])
 def test_variables_that_steer_the_stack_are_recorded(name: str) -> None:
     assert provenance.environment({name: "1", "HOME": "/x", "HF_TOKEN": "s"}) == {name: "1"}
 
