@@ -79,7 +79,7 @@ def test_both_machines_train_in_containers_at_once_and_are_compared(someone: Use
 
 def test_a_cockpit_that_was_killed_finds_all_done(someone: User, machines: Machines) -> None:
     cockpit = someone.start("run", "--profile", "duel-hosts", "--repeats", "2")
-    eventually(lambda: any(someone.steps(m["id"]) for m in someone.metas()), 100, someone.said)
+    eventually(lambda: any(someone.steps(m["id"]) for m in someone.metas()), 150, someone.said)
     someone.kill(cockpit)
     for machine in machines.both:
         eventually(lambda m=machine: agents_ended(m), 200, f"an agent lives on {machine.name}")  # type: ignore[misc]
