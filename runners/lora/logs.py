@@ -48,7 +48,7 @@ class Logs:
             return
         if self.batches == "first-last" and number not in (1, total):
             return
-        mean = float(loss) / max(1, batch.targets)
+        mean = float(loss.detach()) / max(1, batch.targets)
         log.debug(
             "[COLLATE] input_ids %s, attention causal with right padding, %d tokens of %d, %d targets",
             list(batch.ids.shape), batch.tokens, batch.padded, batch.targets,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,7 +192,9 @@ def shard(core: Any, runner: LoraRunner, process: Process, device: str) -> Any:
 
     whole = {name: tensor.detach() for name, tensor in core.state_dict().items()} if process.first else {}
     buffers = {name: buffer.detach().clone() for name, buffer in core.named_buffers()} if process.first else {}
+    ties = shared(core)
     core = core.to("meta")
+    tie(ties)
     mesh = init_device_mesh(torch.device(device).type, (process.world,))
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if runner.bf16 else None, reduce_dtype=torch.float32 if runner.bf16 else None
@@ -201,10 +203,27 @@ def shard(core: Any, runner: LoraRunner, process: Process, device: str) -> Any:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(core, mesh=mesh, mp_policy=policy)
     core.to_empty(device=device)
+    tie(ties)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=process.first)
     set_model_state_dict(core, whole, options=options)
     _broadcast(core, buffers, device)
     return core
+
+
+def shared(core: Any) -> list[list[tuple[nn.Module, str]]]:
+    """Where one parameter stands in several modules, as an embedding that is also the head: each with its places."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in core.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    return [found for found in places.values() if len(found) > 1]
+
+
+def tie(ties: Sequence[Sequence[tuple[nn.Module, str]]]) -> None:
+    """Make them one again: moving a model to another device gives every place a parameter of its own."""
+    for (module, name), *others in ties:
+        for other, known_as in others:
+            other.register_parameter(known_as, module.get_parameter(name))
 
 
 def layers(core: Any) -> list[Any]:

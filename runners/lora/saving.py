@@ -129,7 +129,11 @@ class Saver:
                 (part / "README.md").unlink()  # peft's template of a model card, unfilled
         else:
             kept = torch.bfloat16 if self.runner.bf16 else torch.float32
-            cast = {name: value.to(kept) if value.is_floating_point() else value for name, value in weights.items()}
+            cast = {
+                name: value.to(kept) if value.is_floating_point() else value
+                for name, value in weights.items()
+                if name not in again(model.core)
+            }
             model.core.save_pretrained(str(part), state_dict=cast)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(str(part))
@@ -222,6 +226,12 @@ class Saver:
             mine = best is not None and folder.name == best.folder
             gone = folder if folder.name.startswith("step-") and not mine else folder / STATE
             shutil.rmtree(gone, ignore_errors=True)
+
+
+def again(core: Any) -> set[str]:
+    """Names of parameters that are another one too (an embedding as the head): files hold the first alone."""
+    every = dict(core.named_parameters(remove_duplicate=False))
+    return every.keys() - dict(core.named_parameters()).keys()
 
 
 def _step(folder: Path) -> int | None:
