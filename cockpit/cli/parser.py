@@ -152,6 +152,8 @@ def _configuring(sub: Any, common: argparse.ArgumentParser) -> Any:
         dest="what", metavar="list|show|validate", required=True
     )
     p = _add(profiles, "list", "config", "profiles_list", "list the profiles that can be run", common)
+    groups = ("model", "data", "training", "runner", "launcher", "theme", "pricing")
+    p.add_argument("group", nargs="?", choices=groups, help="list what this group has to choose from instead")
     _output(p)
     for name, text in (("show", "print a profile as composed, for each server"), ("validate", "check a profile")):
         p = _add(profiles, name, "config", f"profiles_{name}", text, common)

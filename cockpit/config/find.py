@@ -68,12 +68,15 @@ def folders() -> list[Path]:
     return out
 
 
-def find_profiles() -> list[ProfileInfo]:
-    """All profiles by name, the user's before shipped ones of the same name. Raises ConfigError."""
+def find_profiles(group: str = "") -> list[ProfileInfo]:
+    """All profiles by name, or the choices of a `group`, the user's before shipped ones of the same name.
+
+    Raises ConfigError.
+    """
     found: dict[str, ProfileInfo] = {}
-    for path, user in _files(""):
+    for path, user in _files(group):
         data, problem = _peek(path)
-        description = str(data.get("description") or "")
+        description = str(data.get("description") or (_remark(path) if group and not problem else ""))
         found.setdefault(path.stem, ProfileInfo(path.stem, path, description, user, problem))
     return sorted(found.values(), key=lambda info: info.name)
 
@@ -126,6 +129,12 @@ def _files(group: str) -> list[tuple[Path, bool]]:
             raise ConfigError(f"the folder {folder / group} cannot be read: {error.strerror}.") from None
         out += [(folder / group / name, folder == user_folder()) for name in names if not name.startswith(".")]
     return out
+
+
+def _remark(path: Path) -> str:
+    """What a file's first line remarks, without its last stop; empty where it remarks nothing."""
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip().rstrip(".") if first.startswith("#") else ""
 
 
 def _peek(path: Path) -> tuple[dict[str, Any], str | None]:

@@ -34,6 +34,12 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"runner\.declares\.", "blocking", "the programs are declared to train something else"),
     (r"runner\.env\.", "warning", "an environment variable set otherwise"),
     (r"runner\.", "blocking", "the program does other work"),
+    (r"model\.description$", None, ""),
+    (
+        r"model\.(weights|revision)$",
+        "warning",
+        "other first weights, or the same elsewhere: losses may part, speed not",
+    ),
     (r"model\.", "blocking", "another model"),
     (r"built\.", "blocking", "the model that was built is another"),
     (r"prepared\.", "blocking", "the tokens read are not the same"),

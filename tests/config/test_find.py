@@ -123,6 +123,16 @@ def test_gpu_ranges_mean_their_indices(ranges: list[tuple[int, int]]) -> None:
         assert gpu_list(text) == expected
 
 
+def test_a_group_s_choices_say_what_they_are() -> None:
+    write("model/mine.yaml", "# A model of mine.\nlayers: 2\n")
+    write("model/said.yaml", "# Not this.\nname: said\ndescription: But this\n")
+    found = {p.name: p for p in find_profiles("model")}
+    assert (found["mine"].description, found["mine"].user) == ("A model of mine", True)
+    assert found["said"].description == "But this"
+    assert "Qwen2.5 7B" in found["qwen2_5vl_7b"].description
+    assert all(info.description for info in found.values())
+
+
 def test_importing_config_and_plan_loads_nothing_heavy() -> None:
     code = (
         "import sys, cockpit.config, cockpit.plan\n"

@@ -37,3 +37,9 @@ def test_declarations_that_differ_block_and_the_log_s_format_says_nothing() -> N
     assert _rule("runner.log_format")[0] is None
     assert _rule("runner.env.HIP_X")[0] == "warning"
     assert _rule("runner.argv")[0] == "blocking"
+
+
+def test_a_model_s_description_is_no_difference_and_where_its_weights_lie_does_not_block() -> None:
+    assert _rule("model.description")[0] is None
+    assert _rule("model.weights")[0] == "warning"
+    assert _rule("model.architecture")[0] == "blocking"

@@ -12,7 +12,7 @@ from cockpit.core.errors import Exit
 
 
 def profiles_list(args: argparse.Namespace) -> int:
-    """The profiles that can be run, the user's own first."""
+    """The profiles that can be run, or what a group of keys has to choose from; the user's own first."""
     from cockpit.config import find_profiles
 
     rows = [
@@ -22,7 +22,7 @@ def profiles_list(args: argparse.Namespace) -> int:
             "where": "yours" if p.user else "shipped",
             "problem": p.problem,
         }
-        for p in find_profiles()
+        for p in find_profiles(args.group or "")
     ]
     return _rows(args, rows, "no profiles: this installation is not whole")
 
