@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -19,6 +20,8 @@ from runners.megatron.ddp import HostDataParallel
 from runners.megatron.optimizer import HostUpdates
 from runners.megatron.p2p import HostCommunicator
 from runners.schema import RunConfig, Training
+
+INTERPRETED = "TRITON_INTERPRET"  # Triton's own variable: kernels run on the host, value by value
 
 
 class HostFactories(TorchFunctionMode):
@@ -64,10 +67,10 @@ class CpuBackend:
                 hint="Set training.precision=fp32.",
                 every_rank=True,
             )
-        if training.kernels.layer == "fused":
+        if training.kernels.layer == "fused" and os.environ.get(INTERPRETED) != "1":
             raise ConfigurationError(
                 "training.kernels.layer=fused: those kernels are for GPUs.",
-                hint="Set training.kernels.layer=auto.",
+                hint=f"Set training.kernels.layer=auto, or {INTERPRETED}=1 to have them interpreted, very slowly.",
                 every_rank=True,
             )
         if training.parallel.sequence:
@@ -126,9 +129,13 @@ class CpuBackend:
         return HostUpdates(chunks, training, groups)
 
     def kernels(self, config: RunConfig) -> dict[str, str]:
-        """Plain, unless the fused loss was asked for: it needs no kernel of ours."""
+        """Plain, unless fused ones were asked for: the loss needs no kernel of ours, the layer Triton's interpreter."""
         asked = config.training.kernels
-        return {"layer": "plain", "loss": "fused" if asked.loss == "fused" else "plain", "optimizer": "fused"}
+        return {
+            "layer": "fused" if asked.layer == "fused" else "plain",
+            "loss": "fused" if asked.loss == "fused" else "plain",
+            "optimizer": "fused",
+        }
 
     def row_loss(self) -> Any:
         """torch's own operations."""

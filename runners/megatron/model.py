@@ -20,7 +20,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from runners.megatron import architecture, attention, recompute, weights
+from runners.megatron import architecture, attention, layout, recompute, weights
 from runners.megatron.backend import Backend
 from runners.megatron.layer import Decoder, FusedLayer
 from runners.megatron.norms import Norm
@@ -110,10 +110,9 @@ def initialise(chunk: Any, config: RunConfig) -> None:
     """Draw the chunk's matrices from generators seeded by global parameter names; norms stay 1, biases 0.
 
     Drawn on the host, so that every vendor's GPU starts from the same weights, by several threads: each parameter has
-    a generator of its own.
+    a generator of its own. Both copies of tied embeddings, on the first and last pipeline stage, go by one name.
     """
-    numbers = [layer.layer_number - 1 for layer in chunk.decoder.layers]  # 0-based over the whole model
-    wanted = [(_global_name(local, numbers), p) for local, p in chunk.named_parameters() if p.dim() > 1]
+    wanted = [(name, parameter) for name, parameter in layout.named(chunk) if parameter.dim() > 1]
     threads = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     with ThreadPoolExecutor(min(threads, _DRAWERS)) as pool:
         for _ in pool.map(lambda named: _draw(*named, config), wanted):
@@ -144,15 +143,6 @@ def shard(full: torch.Tensor, dim: int, size: int, rank: int, *, gated: bool) ->
     if gated:
         return torch.cat([half.chunk(size, dim)[rank] for half in full.chunk(2, dim)], dim)
     return full.chunk(size, dim)[rank]
-
-
-def _global_name(local: str, numbers: list[int]) -> str:
-    """A parameter's name with the layer's number in the whole model in place of the one in the chunk."""
-    parts = local.split(".")
-    if "layers" in parts:
-        at = parts.index("layers") + 1
-        parts[at] = str(numbers[int(parts[at])])
-    return ".".join(parts)
 
 
 def _keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -139,8 +139,7 @@ def measure(config: RunConfig, steps: int, *, profile: bool, process: Process) -
                 "tokens_per_s_gpu": round(tokens / step_s / process.world),
                 "tflops_b": round(tokens * cost / step_s / process.world / 1e12, 1),
                 "peak_gib": round(backend.peak_memory_by() / 2**30, 1),
-                "first_losses": losses[:4],
-                "last_loss": losses[-1],
+                "losses": [loss if loss is None else round(loss, 5) for loss in losses],
             }
             if profile:
                 result["profile"] = profiled(step)
