@@ -129,10 +129,11 @@ class Saver:
                 (part / "README.md").unlink()  # peft's template of a model card, unfilled
         else:
             kept = torch.bfloat16 if self.runner.bf16 else torch.float32
+            double = again(model.core)
             cast = {
                 name: value.to(kept) if value.is_floating_point() else value
                 for name, value in weights.items()
-                if name not in again(model.core)
+                if name not in double
             }
             model.core.save_pretrained(str(part), state_dict=cast)
         if self.tokenizer is not None:

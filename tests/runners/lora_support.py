@@ -17,8 +17,8 @@ from runners.stages import Context
 
 MODEL = {"name": "tiny", "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 176}
 EVERYWHERE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-ADAPTERS = {"lr": 0.02, "target_modules": EVERYWHERE, "dropout": 0.0}
-WHOLE = {"lr": 0.005, "lora": False}
+ADAPTERS: dict[str, Any] = {"lr": 0.02, "target_modules": EVERYWHERE, "dropout": 0.0}
+WHOLE: dict[str, Any] = {"lr": 0.005, "lora": False}
 
 
 def body(**runner: Any) -> dict[str, Any]:
@@ -83,13 +83,22 @@ def outputs(folder: Path, adapter: Path | None = None) -> Any:
         return model.eval()(input_ids=torch.arange(10, 26).view(2, 8)).logits
 
 
+def base_of(adapter: Path) -> Path:
+    """The folder of the model that an adapter is for."""
+    return Path(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
+
+
 def many(configs: Sequence[str]) -> int:
-    """What torchrun's processes run: one training after another, each in `out` beside its configuration."""
+    """One training after another in this process, each in a folder beside its configuration (`PORT:FILE`).
+
+    Each has a port of its own: a group must not meet what is left of the one before it.
+    """
     from runners.__main__ import main
 
-    for name in configs:
+    for config in configs:
+        os.environ["MASTER_PORT"], _, name = config.partition(":")
         os.environ["EKVI_OUT"] = str(Path(name).with_suffix(""))
-        print(f"--- {Path(name).stem} rank {os.environ['RANK']}", flush=True)
+        print(f"--- {Path(name).stem}", flush=True)
         code = main(["--config", name, "stage=train"])
         if code:
             return code
