@@ -61,6 +61,9 @@ class Wanted:
         if self.repeats is not None:
             body["repeats"] = self.repeats
         body |= {k: v for k, v in more.items() if k != "data"}
+        longest = _longest(self.model)
+        if "training" in body and longest is not None and longest < body["training"]["sequence_length"]:
+            body["training"] = {**body["training"], "sequence_length": longest}
         if self.launcher == "container" and self.image:
             body["launcher"] = {"image": self.image}
         head = "# Written by `ekvi-cockpit init`. `training` is by the servers' vendors; cpu without GPUs.\n"
@@ -68,6 +71,24 @@ class Wanted:
             yaml.safe_dump(part, sort_keys=False, allow_unicode=True)
             for part in ({"defaults": [*defaults, "_self_"]}, body)
         )
+
+
+def _longest(model: str) -> int | None:
+    """Tokens of the longest sequence that a model's file names; None where it names none."""
+    import yaml
+
+    from cockpit.config.find import folders
+
+    for folder in folders():
+        path = folder / "model" / f"{model}.yaml"
+        if path.is_file():
+            try:
+                said = yaml.safe_load(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError, yaml.YAMLError):
+                return None  # what is wrong with it is said where the profile is checked
+            found = said.get("max_sequence") if isinstance(said, dict) else None
+            return found if isinstance(found, int) else None
+    return None
 
 
 def models() -> list[str]:

@@ -44,9 +44,7 @@ class Given:
 def prepare(context: Context) -> Outcome:
     """The data stage: fetch or make the model, and read every record once. On rank 0 of a node only."""
     _quiet()
-    if npy.asks(_runner(context.config)):
-        npy.ensure(context, _runner(context.config))
-        context = npy.prepared(context)
+    context = npy.made(context)
     runner = _runner(context.config)
     given = _read(context, runner)
     if context.process.first:
@@ -66,10 +64,13 @@ def run(context: Context, listeners: Sequence[Callable[[], Listener]] = ()) -> O
     torch.set_num_threads(context.config.training.threads)
     device = device_of(context)
     if process.local_rank == 0:  # before the group forms: the others of this node wait there for what is made now
+        npy.prepared(context)
         sources.find(context.config, runner, context.folders.cache)
     collective = group.collective_of(device)
     with group.joined(process, collective):
         log.info("[DDP] %s: device %s, threads %d", collective, device, torch.get_num_threads())
+        context = npy.prepared(context)
+        runner = _runner(context.config)
         given = _read(context, runner)
         if process.last:
             _introduce(context, runner, device, collective)

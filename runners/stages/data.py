@@ -19,9 +19,8 @@ def run(context: Context) -> Outcome:
             return Outcome("skipped")
         require("torch", "transformers", "tokenizers")
         from runners import lora
-        from runners.lora import npy
 
-        return lora.prepare(npy.made(context))
+        return lora.prepare(context)
     if not isinstance(context.config.runner, MegatronRunner):
         return Outcome("skipped", f"the {context.config.runner.name} runner brings its own data")
     if context.process.local_rank != 0:

@@ -23,9 +23,8 @@ def run(context: Context) -> Outcome:
     if isinstance(runner, LoraRunner):
         require("torch", "transformers", "peft")
         from runners import lora, mlperf
-        from runners.lora import npy
 
-        return lora.run(npy.prepared(context), mlperf.listeners(runner))
+        return lora.run(context, mlperf.listeners(runner))
     require("torch", "megatron.core", "tokenizers")
     from runners import huggingface
     from runners.data import prepare, quiet

@@ -153,6 +153,7 @@ def test_env_files_become_two_servers_and_a_duel(home: Path, capsys: pytest.Capt
     assert validate_all("duel") == []
     found = load("duel")
     assert {n: c.training.backend for n, c in found.points[0].configs.items()} == {"cuda": "cuda", "rocm": "rocm"}
+    assert {c.training.sequence_length for c in found.points[0].configs.values()} == {4096}  # what the model takes
 
 
 def test_env_files_say_where_they_are_wrong(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def _waits() -> bool:
 
 
 def test_a_training_that_cannot_fit_is_refused_before_anything_is_started(someone: User) -> None:
-    words = ["training=cuda", "model=llama31_8b", "training.sequence_length=8192", "servers.rocm-host.training=rocm"]
+    words = ["model=llama31_8b", "training.sequence_length=8192"]
     large = {**profile(share_gpus=True), "runner": {"name": "megatron"}}
     someone.write_profile("large", large)
     document = someone.json("doctor", "--profile", "large", *words, rc=3)
