@@ -28,11 +28,8 @@ PROFILE: dict[str, Any] = yaml.safe_load((ROOT / "profiles" / "mlperf-llama2-70b
 SMALL: dict[str, Any] = {
     "revision": None,
     "seq_len": SEQUENCE,
-    "batch": 8,  # of one process in place of eight: the global batch stays
-    "processes": 1,
-    "strategy": "ddp",
-    "bf16": False,
-    "gradient_checkpointing": False,
+    "batch": 4,  # of two processes in place of eight: the global batch stays
+    "processes": 2,
     "epochs": 100,  # of 96 sequences
     "log_level": "WARNING",
 }
@@ -50,19 +47,21 @@ def train(place: Place, *words: str, **more: Any) -> Result:
     own = {"name": "lora", "model": str(place.folder / "model"), "data": str(place.folder / "scrolls")}
     runner = {**PROFILE["runner"], **SMALL, **own, **more}
     runner = {key: float(value) if key in ("lr", "weight_decay") else value for key, value in runner.items()}
-    return place.run({"runner": runner, "training": {"name": "cpu"}}, *words)
+    return place.run({"runner": runner, "training": {"name": "cpu"}}, *words, processes=runner["processes"])
 
 
 @pytest.fixture(scope="module")
 def reached(place: Place) -> Result:
-    """Data and training in one process, until the target."""
+    """Data and training, spread over two processes, until the target."""
     return train(place, "stage=all")
 
 
 @pytest.fixture(scope="module")
 def missed(place: Place, reached: Result) -> Result:
     """A training that ends before its target, with the data that is there already."""
-    return train(place, "stage=train", max_steps=24, eval_every=100, eval_from=0)
+    return train(
+        place, "stage=train", max_steps=24, eval_every=100, eval_from=0, batch=8, processes=1, strategy="ddp"
+    )
 
 
 def events(result: Result) -> list[dict[str, Any]]:
