@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from runners.errors import ConfigurationError
 from runners.schema import Data
 
 Read = Callable[[], Iterator[Document]]  # the documents from the first on, as often as it is called
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEAD = struct.Struct("<9sQBQQ")  # the mark, the version, the type of the tokens, sequences, documents
 
 
 def make(data: Data, cache: Path, part: Path) -> dict[str, Any]:
@@ -100,11 +104,12 @@ def _taken(data: Data, part: Path) -> dict[str, Any]:
     for ending in (".bin", ".idx"):
         _bring(f"{prefix}{ending}", part / f"{PREFIX}{ending}")
     try:
+        _looked_over(part / f"{PREFIX}.idx")
         indexed = IndexedDataset(str(part / PREFIX))
         lengths, documents = indexed.sequence_lengths, len(indexed.document_indices) - 1
         total = int(lengths.sum())
         highest = _highest(f"{prefix}.bin", indexed.index.dtype, total)
-    except (AssertionError, ValueError, KeyError, OSError) as error:
+    except (AssertionError, ValueError, KeyError, struct.error) as error:
         told = str(error).strip().partition("\n")[0] or "its header is another's"
         raise ConfigurationError(
             f"{data.paths[0]}: the .bin and .idx are no indexed data set of Megatron: {told}.", every_rank=True
@@ -124,6 +129,17 @@ def _taken(data: Data, part: Path) -> dict[str, Any]:
             )
     sums = {"sha256": digest(part / f"{PREFIX}.bin"), "idx_sha256": digest(part / f"{PREFIX}.idx")}
     return {**sums, "tokens": total, "documents": documents, **found}
+
+
+def _looked_over(path: Path) -> None:
+    """Raise ValueError where an .idx is none: megatron-core's reader leaves half an object behind on such a file."""
+    with open(path, "rb") as stream:
+        head = stream.read(_HEAD.size)
+    if not head.startswith(_MAGIC):
+        raise ValueError("the .idx has another header")
+    *_, sequences, documents = _HEAD.unpack(head)
+    if path.stat().st_size < _HEAD.size + 12 * sequences + 8 * documents:
+        raise ValueError("the .idx is cut short")
 
 
 def _bring(source: str, target: Path) -> None:

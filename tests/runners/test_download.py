@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -71,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(download.time, "sleep", lambda _s: None)
+    monkeypatch.setattr(time, "sleep", lambda _s: None)
     found = Server(("127.0.0.1", 0), Handler)
     found.ranges = []
     thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
@@ -158,7 +160,7 @@ def test_a_refusal_is_one_sentence(
 
 
 def test_who_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download.time, "sleep", lambda _s: None)
+    monkeypatch.setattr(time, "sleep", lambda _s: None)
     with pytest.raises(RunnerError, match=r"http://127\.0\.0\.1:9/x\.jsonl could not be downloaded: .*refused"):
         download.fetch("http://127.0.0.1:9/x.jsonl", tmp_path)
 
@@ -185,7 +187,7 @@ def test_a_full_disk_is_not_taken_for_the_network(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(download.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunnerError, match="cannot be written: No space left on device"):
         download.fetch(url(server), tmp_path)
 
