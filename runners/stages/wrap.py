@@ -12,6 +12,7 @@ from runners.errors import writing
 from runners.stages import Context, Outcome
 
 NAME = "output.zip"
+_STAYS = "checkpoints"  # of a training: many times the model's size, and for the server to go on from
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold: two runs of one input give one archive
 
 
@@ -30,10 +31,12 @@ def run(context: Context) -> Outcome:
 
 
 def files(folder: Path) -> list[str]:
-    """Relative paths (with /) of the regular files below `folder`, sorted; neither the archive nor links."""
+    """Relative paths (with /) of the regular files below `folder`, sorted; neither the archive nor links, nor what
+    a training saved to go on from.
+    """
     found = []
     for root, folders, names in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if Path(root, name) != folder / _STAYS)
         for name in names:
             path = Path(root, name)
             relative = path.relative_to(folder).as_posix()

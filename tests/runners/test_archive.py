@@ -55,6 +55,13 @@ def test_wrapping_again_leaves_the_archive_itself_out(tmp_path: Path, context: M
         assert archive.read("z/b.txt") == b"content of z/b.txt"
 
 
+def test_checkpoints_stay_on_the_server(tmp_path: Path, context: Make) -> None:
+    fill(tmp_path / "out", ("a.txt", "checkpoints/step-5/data", "hf/checkpoints/config.json"))
+    wrap.run(context())
+    with zipfile.ZipFile(tmp_path / "out" / "output.zip") as archive:
+        assert archive.namelist() == ["a.txt", "hf/checkpoints/config.json"]
+
+
 def test_only_rank_0_wraps(tmp_path: Path, context: Make) -> None:
     fill(tmp_path / "out", ("a.txt",))
     assert wrap.run(context(rank=1)).status == "skipped"
