@@ -24,7 +24,7 @@ class Step:
 
 
 class Listener:
-    """The base: hears everything and does nothing. Only rank 0's listeners are told."""
+    """The base: hears everything and does nothing. Only one process's listeners are told."""
 
     def started(self, facts: Mapping[str, Any]) -> None:
         """The training is about to begin; `facts` are flat: model, sizes, batches, rates, world."""

@@ -148,7 +148,7 @@ def adapted(core: Any, runner: LoraRunner) -> Any:
     targets = check_targets(core, runner.target_modules)
     settings = LoraConfig(
         r=runner.r,
-        lora_alpha=runner.alpha,  # type: ignore[arg-type]  # a fraction is as good
+        lora_alpha=int(runner.alpha) if runner.alpha.is_integer() else runner.alpha,  # type: ignore[arg-type]
         lora_dropout=runner.dropout,
         target_modules=targets,
         task_type="CAUSAL_LM",

@@ -25,17 +25,19 @@ _BLOCK, _BLOCKS = 1 << 16, 16  # of each file of weights that the fingerprint re
 class Sources:
     """The folders of the model and of the tokenizer, and what the model is called.
 
-    Sequences of tokens need no tokenizer: with them it may be None.
+    Sequences of tokens need no tokenizer: with them it may be None. `published` says that the name is a repo's.
     """
 
     name: str
     model: Path
     tokenizer: Path | None
+    published: bool = False
 
 
 def find(config: RunConfig, runner: LoraRunner, cache: Path) -> Sources:
     """The folders, downloaded or made where they must be. Raises ConfigurationError, RunnerError by name."""
     key, name = _named(config, runner)
+    published = name is not None and key != "runner.model_local_dir" and not hub.local(name)
     own = runner.tokenizer_local_dir
     if name is None:
         texts = (text for record in read(runner, runner.data, on_error(config), Skips()) for text in _texts(record))
@@ -48,13 +50,13 @@ def find(config: RunConfig, runner: LoraRunner, cache: Path) -> Sources:
     tokenizer = hub.folder(own, key="runner.tokenizer_local_dir") if own else folder
     if not any((tokenizer / file).is_file() for file in _TOKENIZER):
         if runner.data_format == "npy" and own is None:
-            return Sources(name, folder, None)
+            return Sources(name, folder, None, published)
         raise ConfigurationError(
             f"{tokenizer} holds no tokenizer: none of {', '.join(_TOKENIZER)} is there.",
             hint="Copy it beside the model, or name its folder in runner.tokenizer_local_dir.",
             every_rank=True,
         )
-    return Sources(name, folder, tokenizer)
+    return Sources(name, folder, tokenizer, published)
 
 
 def _named(config: RunConfig, runner: LoraRunner) -> tuple[str, str | None]:
@@ -73,7 +75,7 @@ def _model(key: str, name: str, config: RunConfig, runner: LoraRunner) -> Path:
     folder = hub.folder(
         name,
         key=key,
-        revision=runner.revision,
+        revision=config.model.revision if key == "model.weights" else runner.revision,
         offline=runner.local_files_only or config.data.offline,
         patterns=(*hub.WEIGHTS, *hub.TOKENIZER, "*.jinja"),
     )

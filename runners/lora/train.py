@@ -103,6 +103,8 @@ def _train(context: Context, runner: LoraRunner, given: Given, device: str, told
     process = context.process
     log.info("[STEP] model: %s from %s", given.sources.name, given.sources.model)
     wrapped = model.build(runner, given.sources.model, process, device)
+    if runner.lora and given.sources.published:  # else the adapter would ask for a folder that others do not have
+        wrapped.core.peft_config["default"].base_model_name_or_path = given.sources.name
     trainer = _trainer(context, runner, given, wrapped)
     facts = _facts(runner, given, trainer, device)
     _describe(runner, trainer, facts)

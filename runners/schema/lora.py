@@ -64,7 +64,7 @@ class LoraRunner(Strict):
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     lora: Flag = True
     r: Positive = 16
-    alpha: Above = 16
+    alpha: Above = 16.0
     dropout: Share = 0.05
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = ("q_proj", "k_proj", "v_proj", "o_proj")
     merge: Flag = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,19 @@ def test_a_tracker_that_fails_does_not_end_the_training(
     heard = train(tmp_path / "out", cache, max_steps=2, save=False, track=["mlflow"], **ADAPTERS)
     assert (len(heard.steps), heard.ended) == (2, "success")
     assert capsys.readouterr().out.count('"code":"track"') == 1
+
+
+def test_a_published_model_is_taken_from_the_hubs_cache_and_named_in_the_adapter(
+    learnt: tuple[Path, Heard], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "hub" / "models--some-lab--sums"
+    shutil.copytree(base_of(learnt[0] / "best"), kept / "snapshots" / ("ab" * 20))
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("ab" * 20)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    named = {"model": "some-lab/sums", "local_files_only": True, "max_steps": 1}
+    heard = train(tmp_path / "out", cache, **named, **ADAPTERS)
+    assert heard.losses == learnt[1].losses[:1]
+    adapter = json.loads((tmp_path / "out" / "step-1" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == "some-lab/sums"
+    assert adapter["lora_alpha"] == 16
