@@ -38,7 +38,7 @@ def settings(runner: LoraRunner, facts: Mapping[str, Any]) -> dict[str, Any]:
         "train_samples": facts["train_samples"],
         "eval_samples": facts["eval_samples"],
         "lora_rank": runner.r,
-        "lora_alpha": int(runner.alpha) if runner.alpha.is_integer() else runner.alpha,
+        "lora_alpha": int(runner.alpha) if float(runner.alpha).is_integer() else runner.alpha,
         "opt_name": "adamw",
         "opt_base_learning_rate": runner.lr,
         "opt_learning_rate_decay_schedule": runner.schedule,
