@@ -49,10 +49,15 @@ def test_a_training_step_lasts_from_end_to_end(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(train, "time", clock)
     monkeypatch.setattr(train, "one_step", one_step)
     training: Any = SimpleNamespace(
-        config=config, samples=None, batches=lambda *_: [], backend=SimpleNamespace(synchronise=lambda: None)
+        config=config,
+        samples=None,
+        validation=None,
+        batches=lambda *_: [],
+        backend=SimpleNamespace(synchronise=lambda: None),
     )
+    saver: Any = SimpleNamespace(step=0, after=lambda _number, _loss: (0.0, None))
     reporter: Any = SimpleNamespace(iteration=iteration)
-    _loss, total = train.loop(training, reporter, speak=True)
+    _loss, total = train.loop(training, reporter, saver, speak=True)
     assert told == [1.0, 1.25, 1.25]
     assert total == sum(told)
 
@@ -95,5 +100,5 @@ def test_a_validation_loss_that_is_no_number_has_no_perplexity(capsys: pytest.Ca
     from runners.megatron import report
     from runners.schema import RunConfig
 
-    report.Reporter(RunConfig(), 1024, 1).validation(None)
+    report.Reporter(RunConfig(), 1024, 1).validation(10, None)
     assert "| lm loss value: NAN | lm loss PPL: NAN |" in capsys.readouterr().out

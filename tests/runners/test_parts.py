@@ -41,7 +41,7 @@ rates = st.builds(
 def test_the_rate_rises_to_its_peak_and_then_never_rises(training: Training) -> None:
     from runners.megatron.optimizer import learning_rate
 
-    series = [learning_rate(training, step) for step in range(1, training.train_iters + 1)]
+    series = [learning_rate(training, step) for step in range(1, training.iterations + 1)]
     warm, rest = series[: training.warmup_steps], series[training.warmup_steps :]
     assert warm == sorted(warm)
     assert rest == sorted(rest, reverse=True)
