@@ -11,10 +11,14 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +28,19 @@ from tests.runners.support import TIMEOUT_S, Place, Result
 
 @dataclass(frozen=True)
 class Item:
-    """One run: its configuration and its command line beyond it. `like` is an output folder that it finds a copy of
-    in its own place, as if it had written it.
+    """One run: its configuration and its command line beyond it.
+
+    `like` is an output folder that it finds a copy of in its own place, as if it had written it. `killed_at` is a
+    pattern of names below its output folder: once there is one, the run is killed; it needs no code then. `then` is
+    a module whose `main` is called with the run's folder once it is through.
     """
 
     name: str
     config: dict[str, Any]
     words: tuple[str, ...] = ()
     like: str | None = None
+    killed_at: str | None = None
+    then: str | None = None
 
 
 def play(
@@ -101,9 +110,27 @@ def main(folder: Path) -> None:
             contextlib.redirect_stdout(said),
             contextlib.redirect_stderr(told),
         ):
-            code = runner(words)
+            code = killed(runner, words, own / "out", item["killed_at"]) if item["killed_at"] else runner(words)
+            if item["then"]:
+                import_module(item["then"]).main(own)
         (own / f"code.{rank}").write_text(str(code))
         parallel_state.destroy_model_parallel()
+
+
+def killed(runner: Callable[[list[str]], int], words: list[str], out: Path, pattern: str) -> int:
+    """Run in a child of this process, and kill it without a warning once `pattern` is there."""
+    child = os.fork()
+    if child == 0:
+        os._exit(runner(words))
+    try:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not list(out.glob(pattern)):
+            assert time.monotonic() < deadline, f"no {pattern}"
+            assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+    return os.waitstatus_to_exitcode(status)
 
 
 def pretend() -> None:
