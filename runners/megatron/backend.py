@@ -32,7 +32,7 @@ class Backend(Protocol):
     def transformer_options(self, training: Training) -> dict[str, Any]:
         """What the TransformerConfig gets beyond the model's shape."""
 
-    def adapt(self, chunk: Any, rope_base: float) -> None:
+    def adapt(self, chunk: Any, config: RunConfig) -> None:
         """Fit a fresh GPTModel chunk to the device."""
 
     def wrap(self, chunk: Any, training: Training, *, index: int, group: Any) -> Any:

@@ -114,10 +114,10 @@ class CpuBackend:
             "batch_p2p_sync": False,
         }
 
-    def adapt(self, chunk: Any, rope_base: float) -> None:
+    def adapt(self, chunk: Any, config: RunConfig) -> None:
         """Give the chunk a rotary embedding that does not move to a GPU."""
         chunk.rotary_pos_emb = HostRotary(
-            chunk.config.kv_channels, 1.0, rotary_base=rope_base, use_cpu_initialization=True
+            chunk.config.kv_channels, 1.0, rotary_base=config.model.rope_base, use_cpu_initialization=True
         )
 
     def wrap(self, chunk: Any, training: Training, *, index: int, group: Any) -> HostDataParallel:
@@ -129,7 +129,7 @@ class CpuBackend:
         return HostUpdates(chunks, training, groups)
 
     def kernels(self, config: RunConfig) -> dict[str, str]:
-        """Plain, unless fused ones were asked for: the loss needs no kernel of ours, the layer Triton's interpreter."""
+        """Plain, unless fused ones were asked for; a fused loss needs no kernel of ours."""
         asked = config.training.kernels
         return {
             "layer": "fused" if asked.layer == "fused" else "plain",

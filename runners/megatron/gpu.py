@@ -13,9 +13,9 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
-from runners import calibrate, group
+from runners import calibrate, group, rates
 from runners.errors import ConfigurationError
-from runners.megatron import mixed
+from runners.megatron import fp8, mixed
 from runners.megatron.optimizer import Updates
 from runners.process import Process
 from runners.schema import RunConfig, Training
@@ -47,9 +47,25 @@ class GpuBackend:
                 every_rank=True,
             )
         if training.precision == "fp8":
-            raise ConfigurationError(
-                "training.precision=fp8 is not there yet.", hint="Set training.precision=bf16.", every_rank=True
-            )
+            self._fp8()
+            self._fp8_sizes(config)
+
+    def _fp8_sizes(self, config: RunConfig) -> None:
+        model, training = config.model, config.training
+        parallel = training.parallel
+        tokens = training.micro_batch * training.sequence_length // parallel.context
+        for key, size in (
+            ("model.hidden", model.hidden // parallel.tensor),
+            ("model.ffn", model.ffn // parallel.tensor),
+            ("training.sequence_length", tokens),
+        ):
+            if size % fp8.STEP:
+                raise ConfigurationError(
+                    f"training.precision=fp8: {key} leaves a product a side of {size}, which does not divide by"
+                    f" {fp8.STEP}.",
+                    hint="Set training.precision=bf16, or another size.",
+                    every_rank=True,
+                )
 
     def start(self, training: Training) -> None:
         """Take this process's GPU, and set what steers torch's libraries as the configuration says."""
@@ -85,8 +101,25 @@ class GpuBackend:
             "batch_p2p_comm": not interleaved,
         }
 
-    def adapt(self, chunk: Any, rope_base: float) -> None:
-        """Nothing: megatron-core makes everything on the GPU."""
+    def adapt(self, chunk: Any, config: RunConfig) -> None:
+        """Have the layers' linears compute in fp8, where that was asked for."""
+        if config.training.precision == "fp8":
+            from runners.megatron.kernels.cast import both
+
+            kind = fp8.Format(*fp8.FORMATS[self._fp8()], both)
+            for layer in chunk.decoder.layers:
+                attention, mlp = layer.self_attention, layer.mlp
+                for module in (attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2):
+                    fp8.adopt(module, kind)
+
+    def _fp8(self) -> str:
+        """The fp8 format of this GPU; ConfigurationError where it has none."""
+        found = rates.fp8_format(self.device)
+        if isinstance(found, rates.Unknown):
+            raise ConfigurationError(
+                f"training.precision=fp8: {found.why}.", hint="Set training.precision=bf16.", every_rank=True
+            )
+        return found
 
     def wrap(self, chunk: Any, training: Training, *, index: int, group: Any) -> DistributedDataParallel:
         """megatron-core's data parallelism: gradients in one buffer, reduced while the backward goes on."""
@@ -98,13 +131,13 @@ class GpuBackend:
             check_for_nan_in_grad=False,
             average_in_collective=False,
         )
-        wrapped = DistributedDataParallel(chunk.config, config, chunk, disable_bucketing=index > 0)
-        if reduces:
-            chunk.config.no_sync_func = wrapped.no_sync
-        return wrapped
+        return DistributedDataParallel(chunk.config, config, chunk, disable_bucketing=index > 0)
 
     def updates(self, chunks: list[Any], training: Training, groups: Any) -> Updates:
         """AdamW on fp32 master weights, divided over the data ranks with the distributed optimizer."""
+        if chunks[0].ddp_config.overlap_grad_reduce:  # the schedule says which micro batch is the last
+            quiet = [chunk.no_sync for chunk in chunks]
+            chunks[0].config.no_sync_func = quiet if len(quiet) > 1 else quiet[0]
         return mixed.MixedUpdates(chunks, training, groups)
 
     def kernels(self, config: RunConfig) -> dict[str, str]:
@@ -116,6 +149,7 @@ class GpuBackend:
             "layer": layer,
             "loss": "plain" if asked.loss == "plain" else "fused",
             "optimizer": "plain" if asked.optimizer == "plain" else "fused",
+            **({"fp8": self._fp8()} if config.training.precision == "fp8" else {}),
         }
 
     def row_loss(self) -> Any:

@@ -79,7 +79,7 @@ def build(config: RunConfig, backend: Backend, padded_vocab: int) -> list[Any]:
         )
         if kernels["loss"] == "fused":
             chunk.loss = {"chunk": config.training.kernels.loss_chunk, "rows": backend.row_loss()}
-        backend.adapt(chunk, config.model.rope_base)
+        backend.adapt(chunk, config)
         architecture.adapt(chunk, config.model)
         fill(chunk, config, source)
         chunks.append(chunk.to(backend.device))

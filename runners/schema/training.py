@@ -36,7 +36,7 @@ class Kernels(Strict):
     """Which code does the element-wise work and the attention; `auto` is fused on GPUs and plain on the CPU.
 
     `attention` names a kernel of torch's scaled dot product; auto lets torch choose. The `loss` fused with the logits
-    works on `loss_chunk` tokens at a time and never holds all logits. `compile` hands each layer to torch.compile.
+    works on `loss_chunk` tokens at a time and never holds all logits.
     """
 
     attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
@@ -44,7 +44,6 @@ class Kernels(Strict):
     loss: Literal["auto", "plain", "fused"] = "auto"
     loss_chunk: Positive = 8192
     optimizer: Literal["auto", "plain", "fused"] = "auto"
-    compile: Flag = False
 
 
 class LossScale(Strict):

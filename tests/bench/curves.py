@@ -31,7 +31,6 @@ PLAIN = (
     "training.kernels.layer=plain",
     "training.kernels.loss=plain",
     "training.kernels.optimizer=plain",
-    "training.kernels.compile=false",
     "training.kernels.attention=auto",
     "training.recompute=none",
 )

@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     quiet.silence()
     process = Process.from_environment(os.environ)
     steps = WARM_UP + given.steps + 1
