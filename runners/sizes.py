@@ -159,7 +159,7 @@ def _stage(config: RunConfig, vocab: int, stage: int) -> Memory:
     summed = 4 if element == 4 or training.gradients == "fp32" else 2
     lower = element < 4
     state = {
-        "weights": held * element,
+        "weights": held * element + (_matrices(config) if training.precision == "fp8" else 0),  # their fp8 copies
         "gradients": held * summed + (held * 4 // share if summed < 4 else 0),  # the update wants fp32 ones
         "master": held * 4 // share if lower else 0,
         "optimizer": held * 8 // share,
@@ -168,6 +168,13 @@ def _stage(config: RunConfig, vocab: int, stage: int) -> Memory:
     }
     fixed = FIXED_BY[training.backend] + int(SPARE * sum(state.values()))
     return Memory(stage=stage, allowance=fixed, **state)
+
+
+def _matrices(config: RunConfig) -> int:
+    """Parameters in the matrices of a stage's layers, of one tensor rank."""
+    layers = config.model.layers // config.training.parallel.pipeline
+    matrices = attention_matrices(config.model) + feed_forward_matrices(config.model)
+    return layers * matrices // config.training.parallel.tensor
 
 
 def _divides(config: RunConfig) -> bool:

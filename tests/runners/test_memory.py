@@ -60,6 +60,8 @@ def test_the_state_s_bytes_are_those_of_mixed_precision() -> None:
     state = estimate(found)
     held = (state.weights, state.gradients, state.master, state.optimizer)
     assert held == (2 * count, 4 * count, 2 * count, 4 * count)  # the last two over two data ranks
+    eight = estimate(config("llama31_8b", sequence_length=128, precision="fp8", parallel={"data": 2}))
+    assert eight.weights - state.weights == count - 2 * rows(found) * 4096 - 65 * 4096  # a byte for each in a layer
     whole = estimate(config("llama31_8b", sequence_length=128, parallel={"data": 2}, distributed_optimizer=False))
     assert (whole.master, whole.optimizer) == (4 * count, 8 * count)
     host = estimate(config("tiny", backend="cpu", precision="fp32", parallel={"data": 2}))
