@@ -132,20 +132,8 @@ def one_step(trainer: Trainer, micro: Sequence[Batch]) -> float:
     runner, model, progress = trainer.runner, trainer.model, trainer.progress
     number = progress.step + 1
     torch.manual_seed(_seed(runner.seed, number, trainer.process.rank))  # dropout is the step's: resuming repeats it
-    targets, tokens, padded, samples = _summed(
-        model.device, [sum(getattr(batch, name) for batch in micro) for name in _COUNTED]
-    )
-    total = torch.zeros((), device=model.device)
-    for at, batch in enumerate(micro):
-        began = time.perf_counter()
-        with model.apart(last=at == len(micro) - 1):
-            own = model.loss_sum(batch.to(model.device), training=True)
-            (own * (trainer.process.world / targets)).backward()  # the processes' gradients are averaged
-        total += own.detach()
-        progress.batch += 1
-        trainer.logs.batch(progress.epoch + 1, progress.batch, len(trainer.loader), batch, own, began)
-    dist.all_reduce(total)
-    loss = float(total) / targets
+    counts = Counts(*_summed(model.device, Counts.of(micro)))
+    loss = _backward(trainer, micro, counts.targets)
     if not math.isfinite(loss) and runner.stop_on_nan:
         raise _no_number(number, progress)
     norm = model.clip(runner.clip_grad)
@@ -159,23 +147,57 @@ def one_step(trainer: Trainer, micro: Sequence[Batch]) -> float:
     _wait(model.device)
     now = time.perf_counter()
     seconds, trainer.clock = now - trainer.clock, now
-    progress.step, progress.samples, progress.tokens = number, progress.samples + samples, progress.tokens + tokens
-    progress.padded, progress.targets = progress.padded + padded, progress.targets + targets
-    progress.seconds, progress.skipped = progress.seconds + seconds, progress.skipped + (not good)
     progress.loss = loss if math.isfinite(loss) else None
+    progress.step, progress.seconds = number, progress.seconds + seconds
+    progress.skipped += not good
+    counts.add_to(progress)
     extra = {
         "epoch": round(progress.epoch + progress.batch / len(trainer.loader), 6),
-        "padded_tokens": float(padded),
-        "target_tokens": float(targets),
-        "tokens_per_s": tokens / seconds,
+        "padded_tokens": float(counts.padded),
+        "target_tokens": float(counts.targets),
+        "tokens_per_s": counts.tokens / seconds,
         "skipped": float(not good),
     }
-    step = Step(number, progress.loss, seconds, tokens, samples, rate, norm if math.isfinite(norm) else None, extra)
+    known = norm if math.isfinite(norm) else None
+    step = Step(number, progress.loss, seconds, counts.tokens, counts.samples, rate, known, extra)
     trainer.listener.step(step)
     return loss
 
 
-_COUNTED = ("targets", "tokens", "padded", "samples")
+@dataclass(frozen=True)
+class Counts:
+    """What a step works through, over all processes."""
+
+    targets: int
+    tokens: int
+    padded: int
+    samples: int
+
+    @staticmethod
+    def of(micro: Sequence[Batch]) -> list[int]:
+        """This process's, in the order of the fields."""
+        return [sum(getattr(batch, name) for batch in micro) for name in Counts.__dataclass_fields__]
+
+    def add_to(self, progress: Progress) -> None:
+        """Count them in."""
+        for name in Counts.__dataclass_fields__:
+            setattr(progress, name, getattr(progress, name) + getattr(self, name))
+
+
+def _backward(trainer: Trainer, micro: Sequence[Batch], targets: int) -> float:
+    """Leave the gradient of the mean loss over `targets` tokens of all processes in the parameters; that loss."""
+    model, progress = trainer.model, trainer.progress
+    total = torch.zeros((), device=model.device)
+    for at, batch in enumerate(micro):
+        began = time.perf_counter()
+        with model.apart(last=at == len(micro) - 1):
+            own = model.loss_sum(batch.to(model.device), training=True)
+            (own * (trainer.process.world / targets)).backward()  # the processes' gradients are averaged
+        total += own.detach()
+        progress.batch += 1
+        trainer.logs.batch(progress.epoch + 1, progress.batch, len(trainer.loader), batch, own, began)
+    dist.all_reduce(total)
+    return float(total) / targets
 
 
 @torch.no_grad()

@@ -206,8 +206,8 @@ def test_a_published_model_is_taken_from_the_hubs_cache_and_named_in_the_adapter
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text("ab" * 20)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    named = {"model": "some-lab/sums", "local_files_only": True, "max_steps": 1}
-    heard = train(tmp_path / "out", cache, **named, **ADAPTERS)
+    named = ADAPTERS | {"model": "some-lab/sums", "local_files_only": True, "max_steps": 1}
+    heard = train(tmp_path / "out", cache, **named)
     assert heard.losses == learnt[1].losses[:1]
     adapter = json.loads((tmp_path / "out" / "step-1" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == "some-lab/sums"
