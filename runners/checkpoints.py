@@ -98,11 +98,12 @@ class Shelf:
         for s in older[: max(0, len(older) - (keep - 1))]:
             self._remove(self.path(s))
 
-    def withdraw(self, step: int) -> None:
-        """Take the checkpoint of `step` away: it proved no good. `latest` names the newest before it, if any."""
-        older = [s for s in self.steps() if s < step]
-        if older:
-            self._name(self.path(older[-1]))
+    def withdraw(self, step: int, back_to: Path | None) -> None:
+        """Take the checkpoint of `step` away: it proved no good. `latest` names `back_to`, where that is one of here;
+        what else stands here is of another course.
+        """
+        if back_to is not None and back_to.parent == self.folder:
+            self._name(back_to)
         else:
             (self.folder / LATEST).unlink(missing_ok=True)
         self._remove(self.path(step))

@@ -161,7 +161,7 @@ class Saver:
         """The error that ends a training whose numbers are none."""
         if self.unproved is not None and self.context.process.first:
             with suppress(OSError):
-                self.shelf.withdraw(self.unproved)
+                self.shelf.withdraw(self.unproved, self.last)
         if self.last is not None:
             kept = f"the last good checkpoint is kept: {self.last}"
             hint = "Start again from there with a lower training.learning_rate"

@@ -49,12 +49,15 @@ def test_another_course_is_replaced_where_it_meets_and_else_left(tmp_path: Path)
 
 def test_one_that_proves_bad_goes_and_the_one_before_is_the_latest(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
-    saved(shelf, 5, 10)
-    shelf.withdraw(10)
-    assert names(shelf) == ["latest", "step-5"]
+    saved(shelf, 3, 5, 10)
+    shelf.withdraw(10, shelf.path(5))
+    assert names(shelf) == ["latest", "step-3", "step-5"]
     assert shelf.latest() == shelf.path(5)
-    shelf.withdraw(5)
-    assert names(shelf) == []
+    shelf.withdraw(5, None)  # the training began anew: the other is not of its course
+    assert names(shelf) == ["step-3"]
+    saved(shelf, 10)
+    shelf.withdraw(10, tmp_path / "elsewhere/step-5")
+    assert shelf.latest() is None
 
 
 @pytest.mark.parametrize("call", ["rename", "replace", "fsync"])
