@@ -114,7 +114,8 @@ def record(found: Any, path: str, line: int, fields: Fields | None = None) -> Re
         lone, wanted = (prompt, "completion") if prompt is not None else (completion, "prompt")
         raise RecordError(f"the record has {lone!r} but no {wanted}.")
     names = ", ".join(map(repr, list(found)[:8])) or "nothing"
-    raise RecordError(f"the record has neither messages, prompt and completion, nor text, but {names}.")
+    told = f"the record has neither messages, prompt and completion, nor text, but {names}"
+    raise RecordError(f"{told} (data.fields says which to take).")
 
 
 def _parsed(raw: bytes, *, first: bool) -> Any:
