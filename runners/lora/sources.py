@@ -11,11 +11,13 @@ from typing import Any
 
 from runners import hub
 from runners.data import records
-from runners.data.records import OnError, Record, Skips
+from runners.data import sources as corpora
+from runners.data.records import Record, Skips
 from runners.errors import ConfigurationError
 from runners.lora import data, fresh
 from runners.schema import LoraRunner, RunConfig
 
+SECTION = "section"  # runner.data: the records that the `data` section names
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _BLOCK, _BLOCKS = 1 << 16, 16  # of each file of weights that the fingerprint reads
@@ -40,9 +42,8 @@ def find(config: RunConfig, runner: LoraRunner, cache: Path) -> Sources:
     published = name is not None and key != "runner.model_local_dir" and not hub.local(name)
     own = runner.tokenizer_local_dir
     if name is None:
-        texts = (text for record in read(runner, runner.data, on_error(config), Skips()) for text in _texts(record))
-        if runner.data_format == "npy":
-            texts = (text for record in fresh.demo() for text in _texts(record))
+        path = fresh.DEMO if runner.data_format == "npy" else runner.data
+        texts = (text for record in read(config, path, cache, Skips()) for text in _texts(record))
         folder = fresh.folder(config.model, texts, config.data.tokenizer_vocab, runner.seed, cache)
         name = f"{config.model.name} (new)"
     else:
@@ -102,16 +103,13 @@ def lacking(folder: Path) -> str | None:
     return None if any(folder.glob("*.safetensors")) else "model.safetensors"
 
 
-def on_error(config: RunConfig) -> OnError:
-    """Whether a broken record refuses the data or is left out."""
-    return getattr(config.data, "on_error", "refuse")
-
-
-def read(runner: LoraRunner, path: str, how: OnError, skips: Skips) -> Iterator[Record]:
-    """The records of a JSONL file, or of the demo. Raises ConfigurationError with file and line."""
-    if runner.data_format == "npy":
-        return iter(())
-    return fresh.demo() if path == fresh.DEMO else records.read([path], how, skips=skips)
+def read(config: RunConfig, path: str, cache: Path, skips: Skips) -> Iterator[Record]:
+    """The records of a JSONL file, of the demo, or of the `data` section. ConfigurationError names file and line."""
+    if path == fresh.DEMO:
+        return fresh.demo()
+    if path == SECTION:
+        return corpora.records_of(config.data, cache, skips)
+    return records.read([path], config.data.on_error, fields=config.data.fields, skips=skips)
 
 
 def _texts(record: Record) -> Iterator[str]:
@@ -137,12 +135,14 @@ def tokenizer(sources: Sources) -> Any:
     return found
 
 
-def examples(config: RunConfig, runner: LoraRunner, tokenizer: Any) -> tuple[data.Examples, data.Examples]:
+def examples(
+    config: RunConfig, runner: LoraRunner, tokenizer: Any, cache: Path
+) -> tuple[data.Examples, data.Examples]:
     """Training and validation examples; the second may be empty.
 
     Raises ConfigurationError for a file that cannot be read, a broken record, and a file without one example.
     """
-    encoder, how = data.Encoder(tokenizer), on_error(config)
+    encoder, how = data.Encoder(tokenizer), config.data.on_error
 
     def load(path: str) -> data.Examples:
         skips = Skips()
@@ -151,7 +151,7 @@ def examples(config: RunConfig, runner: LoraRunner, tokenizer: Any) -> tuple[dat
 
             made = data.ready(npy.rows(Path(path), runner.seq_len), runner.seq_len)
         else:
-            made = data.examples(read(runner, path, how, skips), encoder, runner.seq_len, how, skips)
+            made = data.examples(read(config, path, cache, skips), encoder, runner.seq_len, how, skips)
         if not made.items:
             raise data.nothing(path, made, runner.seq_len)
         return made

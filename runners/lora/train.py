@@ -242,7 +242,7 @@ def _read(context: Context, runner: LoraRunner) -> Given:
     """Find the sources and read all records. ConfigurationError names what is wrong."""
     found = sources.find(context.config, runner, context.folders.cache)
     tokenizer = sources.tokenizer(found)
-    train, validation = sources.examples(context.config, runner, tokenizer)
+    train, validation = sources.examples(context.config, runner, tokenizer, context.folders.cache)
     return Given(found, tokenizer, train, validation)
 
 

@@ -22,8 +22,8 @@ class LoraRunner(Strict):
     takes the tokenizer from the model. `local_files_only` asks no network.
 
     `data` and `validation` are JSONL files (`data_format` npy: arrays of token ids); `demo` is a small task made on
-    the spot. Without `validation` the share `validation_split` of the records is kept apart. Records are cut at
-    `seq_len` tokens.
+    the spot, `section` the records of the `data` section (jsonl, csv, url or hub). Without `validation` the share
+    `validation_split` of the records is kept apart. Records are cut at `seq_len` tokens.
 
     `batch` counts sequences a process; a step takes `batch` x `grad_accum` x `processes`. `warmup_steps` and
     `max_steps` count optimizer steps, `eval_every` samples between two validations beside the one after each epoch,

@@ -255,6 +255,24 @@ def test_a_broken_line_is_named_or_left_out(tmp_path: Path, cache: Path, capsys:
     assert (data["level"], data["data"]["train_samples"], data["data"]["skipped"]) == ("warning", 3, 1)
 
 
+def test_the_data_sections_records_are_read_by_their_columns(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runners import lora
+    from runners.schema import RunConfig
+    from runners.stages import Context
+
+    path = tmp_path / "sums.csv"
+    path.write_text("question,answer\n" + "".join(f"{at} + 1 =, {at + 1}\n" for at in range(5)))
+    fields = {"prompt": "question", "completion": "answer"}
+    section = {"data": {"source": "csv", "paths": [str(path)], "fields": fields, "samples": 4}}
+    asked = context(tmp_path / "out", cache)
+    config = RunConfig.model_validate(body(data="section", validation_split=0.0) | section)
+    lora.prepare(Context(config, asked.process, asked.folders))
+    line = next(line for line in capsys.readouterr().out.splitlines() if '"code":"data"' in line)
+    assert json.loads(line.partition("@ekvi ")[2])["data"]["train_samples"] == 4
+
+
 def test_data_without_anything_to_learn_is_refused(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n")
