@@ -160,7 +160,9 @@ _WITHOUT = re.compile(r"Torch not compiled with CUDA enabled")
 def _nccl(error: BaseException, config: RunConfig | None) -> RunnerError | None:
     text = str(error)
     kind = _NCCL_KIND.search(text)
-    if not _is(error, "DistBackendError") and not (isinstance(error, RuntimeError) and kind and "NCCL error" in text):
+    if not isinstance(error, RuntimeError) or "NCCL" not in text:
+        return None
+    if not _is(error, "DistBackendError") and not (kind and "NCCL error" in text):
         return None
     last = _NCCL_LAST.search(text)
     library = "RCCL" if config is not None and config.training.backend == "rocm" else "NCCL"

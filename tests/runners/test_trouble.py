@@ -228,6 +228,11 @@ def test_a_missing_local_file_is_named_with_its_key(tmp_path: Path) -> None:
         (tmp_path / "tokenizer.json").read_text()
 
 
+def test_gloo_is_not_nccl() -> None:
+    dist = pytest.importorskip("torch.distributed")
+    assert trouble.understood(dist.DistBackendError("Gloo connectFullMesh failed with timed out connecting")) is None
+
+
 def test_what_is_not_known_keeps_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), trouble.explained(config()):
         (tmp_path / "elsewhere").read_text()
