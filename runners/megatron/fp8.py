@@ -64,15 +64,17 @@ class _Linear(torch.autograd.Function):
         y = product(
             values.straight, values.worth, factors.straight, factors.worth, out_dtype=x.dtype, use_fast_accum=True
         )
-        ctx.save_for_backward(values.across, values.worth, factors.across, factors.worth, weight)
+        ctx.save_for_backward(values.across, values.worth, factors.across, factors.worth)
+        ctx.weight = weight  # itself: what recomputing hands back in its place has no buffer for the gradient
         ctx.kind = kind
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x_across, x_worth, weight_across, weight_worth, weight = ctx.saved_tensors
+        x_across, x_worth, weight_across, weight_worth = ctx.saved_tensors
         kind: Format = ctx.kind
+        weight = ctx.weight
         gradient = held(dy.flatten(0, -2), kind.gradients, kind.cast)
         dx = product(gradient.straight, gradient.worth, weight_across, weight_worth, out_dtype=dy.dtype)
         total = getattr(weight, "main_grad", None)

@@ -17,13 +17,14 @@ from torch.autograd.function import once_differentiable
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x)
+        ctx.weight = weight  # itself: what recomputing hands back in its place has no buffer for the gradient
         return x @ weight.t()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        (x,), weight = ctx.saved_tensors, ctx.weight
         dx = dy @ weight
         add_product(weight, dy.flatten(0, -2), x.flatten(0, -2))
         # What is returned only calls the hook that counts this gradient as ready; nobody reads its values.
