@@ -72,7 +72,9 @@ def _is_source(group: GroupPlan, server: ServerSpec) -> bool:
 
 def takes_data(run: RunPlan) -> bool:
     """Whether a run trains on prepared data, and so on what `data_from` names."""
-    return run.config["runner"]["name"] == "megatron" and any(s.stage in ("data", "train") for s in run.stages)
+    if run.config["runner"]["name"] != "megatron" or run.config["data"]["source"] == "mock":
+        return False
+    return any(s.stage in ("data", "train") for s in run.stages)
 
 
 def _request(run: RunPlan) -> str:

@@ -143,3 +143,14 @@ async def test_a_source_that_is_no_server_is_refused(tmp_path: Path) -> None:
     group = dataclasses.replace(checked.group, data_from="c")
     with pytest.raises(ConfigError, match="no server 'c'"):
         await share_data(dataclasses.replace(checked, group=group), connect)
+
+
+async def test_mock_data_is_nowhere_and_not_asked_for(tmp_path: Path) -> None:
+    checked = _checked(tmp_path)
+    mock = RunConfig.model_validate({"data": {"source": "mock"}}).model_dump(mode="json")
+    queues = tuple(
+        dataclasses.replace(q, runs=tuple(dataclasses.replace(r, config=mock) for r in q.runs))
+        for q in checked.group.queues
+    )
+    group = dataclasses.replace(checked.group, queues=queues)
+    assert (await share_data(dataclasses.replace(checked, group=group), connect)).group == group
