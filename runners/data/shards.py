@@ -53,9 +53,7 @@ def write(data: Data, tokens: Tokenizer, read: Callable[[], Iterator[Document]],
     folder.mkdir()
     shares = {"train": count - len(held_out), "val": len(held_out)}
     parts = {
-        name: _Part(folder, part, name, of, min(of, wanted), tokens.vocab_size)
-        for name, of in shares.items()
-        if of
+        name: _Part(folder, part, name, of, min(of, wanted), tokens.vocab_size) for name, of in shares.items() if of
     }
     texts = hashlib.sha256()
     for number, (document, ids) in enumerate(encode.encoded(tokens, read(), data.workers)):
