@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runners.data import chat, sources, tables
+from runners.data import chat, convert, records, sources, tables
 from runners.data.records import Fields, Record, Skips
 from runners.errors import ConfigurationError
 from runners.schema import Data
@@ -224,3 +224,29 @@ def test_a_changed_file_makes_another_entry(dataset: Path) -> None:
     before = sources.state(hub_data(dataset))
     (dataset / "small" / "test-00000-of-00001.parquet").touch()
     assert sources.state(hub_data(dataset)) != before
+
+
+# -- to JSONL
+
+
+def test_any_source_of_records_becomes_jsonl(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, target = tmp_path / "a.csv", tmp_path / "a.jsonl"
+    table.write_text("input,output\nHello, World\nx\ny,z\n")
+    words = ["data.source=csv", f"data.paths=[{table}]"]
+    assert convert.main([str(target), *words]) == 2
+    assert "a.csv:3: the row has fewer fields" in capsys.readouterr().err
+    assert not target.exists()
+    assert convert.main([str(target), *words, "data.on_error=skip"]) == 0
+    assert "2 records in" in capsys.readouterr().out
+    assert [(r.prompt, r.completion) for r in records.read([str(target)])] == [("Hello", " World"), ("y", "z")]
+    convert.write(hub_data(dataset), tmp_path, target)
+    assert json.loads(target.read_text().splitlines()[1]) == {"prompt": "small test report 1", "completion": "s"}
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(
+        json.dumps({"conversations": [{"from": "human", "value": "Ping"}, {"from": "gpt", "value": "Pong"}]})
+    )
+    convert.write(Data(source="jsonl", paths=(str(chats),)), tmp_path, target)
+    assert json.loads(target.read_text()) == {"messages": list(CHAT)}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "a.jsonl", "chats.jsonl"]
