@@ -17,7 +17,7 @@ from pathlib import Path
 
 Row = tuple[str, float, str, str, str]
 _DOC = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
-_BY_HAND = {"curves", "gpu_engines", "gpu_step", "nvml_cost", "telemetry_cost"}  # programs for a real GPU
+_BY_HAND = {"curves", "gpu_engines", "gpu_step", "kernels", "nvml_cost", "telemetry_cost"}  # programs for a real GPU
 _BEGIN, _END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 
 
