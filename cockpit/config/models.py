@@ -351,8 +351,8 @@ class Profile(RunConfig):
     `repeats` None is 5 for a duel, else 1. `timeout_s`, `stall_after_s` and `cooldown_s` hold for the servers that
     do not say their own; None is no limit, and no cool-down. `require_all` refuses the group where one server cannot
     start. `calibrate` measures the server's own rates before each training, in the same run. `fetch` are patterns of
-    the files that come home. `data_from` names the server, or local, whose prepared data is copied to all others bit
-    by bit.
+    the files that come home; what a training goes on from (checkpoints) comes only where one beside `**` names it.
+    `data_from` names the server, or local, whose prepared data is copied to all others bit by bit.
     """
 
     description: str = ""

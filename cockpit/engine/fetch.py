@@ -35,6 +35,9 @@ _MOST_SENTENCES = 5
 _OF_A_NAME = (
     errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL, errno.EILSEQ,
 )  # fmt: skip
+# What a training goes on from, by the runners' own layouts, and what a killed one left half written: many times a
+# model's size, and of use on its server.
+_TO_GO_ON = ("checkpoints/**", "epoch-*/state/**", "step-*/state/**", ".*.part/**")
 # Prints the SHA-256 of each file named on standard input, one a line, or `-`.
 _SUMS = """
 import hashlib, sys
@@ -54,13 +57,20 @@ for name in sys.stdin.buffer.read().split(b"\\0"):
 class Wanted:
     """Which files come home: those that one of `patterns` names, together at most `max_by` bytes and `max_files`.
 
-    `asked` says that a user named them for this time, over what a command's profile says of its artifacts.
+    `asked` says that a user named them for this time, over what a command's profile says of its artifacts. What a
+    training goes on from comes only where a pattern that says more than `**` names it, or with `states`.
     """
 
     patterns: tuple[str, ...] = ("**",)
     max_by: int = Limits().fetch_by
     max_files: int = Limits().fetch_files
     asked: bool = False
+    states: bool = False
+
+    def names(self, path: str) -> bool:
+        """Whether the file `path` of a run's folder is to come home, where there is room."""
+        meant = self.states or not matches(path, _TO_GO_ON)
+        return matches(path, self.patterns if meant else [p for p in self.patterns if p.strip("*/")])
 
     def of_run(self, config: Mapping[str, Any]) -> Wanted:
         """The same for one run: what its runner names as `artifacts`, unless a user asked for others."""
@@ -79,22 +89,32 @@ class Source:
 
 @dataclass(slots=True)
 class Left:
-    """What stayed on the server: (files, bytes) that no pattern names, and beyond the limits; and what failed."""
+    """What stayed on the server: (files, bytes) that no pattern names, that a training goes on from, and beyond the
+    limits; and what failed.
+    """
 
     unnamed: tuple[int, int] = (0, 0)
+    states: tuple[int, int] = (0, 0)
     beyond: tuple[int, int] = (0, 0)
     sentences: list[str] = field(default_factory=list)
 
     def add(self, other: Left) -> None:
         """Count another run's too; its sentences are told at once and not kept."""
-        self.unnamed = (self.unnamed[0] + other.unnamed[0], self.unnamed[1] + other.unnamed[1])
-        self.beyond = (self.beyond[0] + other.beyond[0], self.beyond[1] + other.beyond[1])
+        self.unnamed = _both(self.unnamed, other.unnamed)
+        self.states = _both(self.states, other.states)
+        self.beyond = _both(self.beyond, other.beyond)
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """All files and bytes that stayed."""
+        return _both(_both(self.unnamed, self.states), self.beyond)
 
     def told(self, server: str, group: str) -> list[str]:
         """A sentence each for what was left out on purpose, and how to get it."""
         out = []
         for (files, by), why, how in (
             (self.unnamed, "the profile's fetch patterns do not name", "--pattern '**'"),
+            (self.states, "a training goes on from", "--pattern '**'"),
             (self.beyond, "are beyond limits.fetch_by or fetch_files", f"--max-size {_figure(self.beyond[1])}"),
         ):
             if files:
@@ -103,6 +123,10 @@ class Left:
                     f"`ekvi-cockpit fetch {group} {how}` brings them."
                 )
         return out
+
+
+def _both(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def _figure(by: int) -> str:
@@ -217,12 +241,15 @@ def _choose(
     for entry in entries:
         if bad_name(entry.path):
             _fail(left, f"{entry.path!r} is no name for a file here.")
-        elif not matches(entry.path, wanted.patterns):
-            left.unnamed = (left.unnamed[0] + 1, left.unnamed[1] + entry.size)
+        elif not wanted.names(entry.path):
+            if matches(entry.path, wanted.patterns):
+                left.states = _both(left.states, (1, entry.size))
+            else:
+                left.unnamed = _both(left.unnamed, (1, entry.size))
         elif not again and _home(run_dir, source.prefix + entry.path, entry.size):
             continue
         elif entry.size > room or not files:
-            left.beyond = (left.beyond[0] + 1, left.beyond[1] + entry.size)
+            left.beyond = _both(left.beyond, (1, entry.size))
         else:
             room, files = room - entry.size, files - 1
             chosen.append(entry)

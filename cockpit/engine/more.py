@@ -68,7 +68,7 @@ async def _node(
             left.sentences += [f"{run}: {s}" for s in found.sentences]
         for sentence in left.sentences:
             say(f"warning: not fetched: {sentence}")
-        files, by = left.unnamed[0] + left.beyond[0], left.unnamed[1] + left.beyond[1]
+        files, by = left.total
         if files:
             say(f"{files} files of {size(by)} are still on {host.name}.")
         elif ended and not left.sentences:

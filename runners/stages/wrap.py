@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import zipfile
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from runners.errors import writing
 from runners.stages import Context, Outcome
 
 NAME = "output.zip"
-_STAYS = "checkpoints"  # of a training: many times the model's size, and for the server to go on from
+# Of a training, for the server to go on from, many times the model's size; and what is half written.
+_STAYS = re.compile(r"checkpoints|(epoch|step)-[^/]*/state|\.[^/]*\.part")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold: two runs of one input give one archive
 
 
@@ -36,7 +38,8 @@ def files(folder: Path) -> list[str]:
     """
     found = []
     for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if Path(root, name) != folder / _STAYS)
+        inner = Path(root).relative_to(folder)
+        folders[:] = sorted(name for name in folders if not _STAYS.fullmatch((inner / name).as_posix()))
         for name in names:
             path = Path(root, name)
             relative = path.relative_to(folder).as_posix()

@@ -84,6 +84,34 @@ async def test_what_is_left_out_is_counted_and_how_to_get_it_is_said(run_dir: Ru
     assert set(run_dir.meta()["artifacts"]) == {"deep/c.pt"}
 
 
+_STATES = ("checkpoints/step-5/w.pt", "epoch-1/state/shards/0", "step-7/state/progress.json", ".epoch-2.part/w.pt")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "states"),
+    [
+        (Wanted(), False),
+        (Wanted(("*",)), False),
+        (Wanted(max_by=1 << 40, asked=True), False),
+        (Wanted(("**",), asked=True, states=True), True),
+        (Wanted(("**", "checkpoints/**", "*/state/**", ".*/**")), True),
+    ],
+)
+async def test_what_a_training_goes_on_from_comes_only_where_it_is_named(
+    run_dir: RunDir, out: Path, wanted: Wanted, states: bool
+) -> None:
+    for name in (*_STATES, "epoch-1/adapter", "deep/checkpoints/w"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("12345")
+    left = await fetch(run_dir, Source(LocalHost(), str(out)), wanted)
+    always = {"a.json", "b.pt", "deep/c.pt", "epoch-1/adapter", "deep/checkpoints/w"}
+    assert set(_home(run_dir)) == always | (set(_STATES) if states else set())
+    assert left.total == ((0, 0) if states else (4, 20))
+    told = "Left on left: 4 files of 20 B that a training goes on from."
+    how = "`ekvi-cockpit fetch g --pattern '**'` brings them."
+    assert left.told("left", "g") == ([] if states else [f"{told} {how}"])
+
+
 async def test_no_more_files_than_the_limit(run_dir: RunDir, out: Path) -> None:
     left = await fetch(run_dir, Source(LocalHost(), str(out)), Wanted(max_files=2))
     assert len(_home(run_dir)) == 2

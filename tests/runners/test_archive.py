@@ -57,9 +57,10 @@ def test_wrapping_again_leaves_the_archive_itself_out(tmp_path: Path, context: M
 
 def test_checkpoints_stay_on_the_server(tmp_path: Path, context: Make) -> None:
     fill(tmp_path / "out", ("a.txt", "checkpoints/step-5/data", "hf/checkpoints/config.json"))
+    fill(tmp_path / "out", ("epoch-1/adapter", "epoch-1/state/shards/0", "step-3/state/x", ".epoch-2.part/adapter"))
     wrap.run(context())
     with zipfile.ZipFile(tmp_path / "out" / "output.zip") as archive:
-        assert archive.namelist() == ["a.txt", "hf/checkpoints/config.json"]
+        assert archive.namelist() == ["a.txt", "epoch-1/adapter", "hf/checkpoints/config.json"]
 
 
 def test_only_rank_0_wraps(tmp_path: Path, context: Make) -> None:

@@ -38,4 +38,11 @@ def test_lora_local_runs_and_is_summarised(tmp_path: Path) -> None:
     assert summary["metrics"]["tokens_per_s"]["note"] == "padding is not counted"
     assert summary["metrics"]["tflops_gpu"]["value"] is None
     assert summary["provenance"]["model"]["lora"]["r"] == 16
+    (states,) = (tmp_path / "work" / "groups").glob(
+        "**/epoch-1/state"
+    )  # to go on from: it stays until it is asked for
+    assert not list((tmp_path / "runs" / run).glob("**/state"))
+    assert states.is_dir()
+    cockpit(tmp_path, "fetch", said[-1]["id"], "--pattern", "**")
+    assert (tmp_path / "runs" / run / "artifacts" / "epoch-1" / "state" / "progress.json").is_file()
     assert not list((tmp_path / "work" / "groups").glob("*"))

@@ -141,7 +141,8 @@ def _wanted(args: argparse.Namespace, record: GroupRecord) -> Wanted:
     limits = Limits(**record.limits)
     most = limits.fetch_by if args.max_size is None else _bytes(args.max_size)
     patterns = tuple(args.pattern or (("**",) if args.max_size is not None else record.fetch))
-    return Wanted(patterns, most, limits.fetch_files, asked=bool(args.pattern or args.max_size is not None))
+    asked = bool(args.pattern or args.max_size is not None)
+    return Wanted(patterns, most, limits.fetch_files, asked=asked, states=bool(args.pattern))
 
 
 def _bytes(text: str) -> int:
