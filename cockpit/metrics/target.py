@@ -15,6 +15,8 @@ def minutes(said: Mapping[str, Any] | None, wanted: object) -> tuple[float | Non
         return None, "no target is configured" if wanted is None else "the run did not come as far as its target"
     goal, last, seconds, after = (_number(said.get(key)) for key in ("target_loss", "loss", "seconds", "samples"))
     name = "the target" if goal is None else f"loss {goal:g}"
+    if said.get("reached") is True and said.get("seconds", 0) is None:
+        return None, f"{name} was reached, but from a checkpoint on: the time before it is not in this run"
     if said.get("reached") is not True or seconds is None:
         at = "" if last is None else f": the last validation was at {last:.4g}"
         return None, f"{name} was not reached{at}"

@@ -126,7 +126,7 @@ def precision(runner: LoraRunner) -> str:
 def report(
     run: str | None, world: int, progress: Progress, facts: Mapping[str, Any], merged: bool, begun: int
 ) -> dict[str, Any]:
-    """The document. `seconds` are of this run's steps, `begun` is the step that it went on from."""
+    """The document. Counts and `seconds` are of all steps, also of those before `begun`, where this run went on."""
     validation = progress.validation
     return {
         "schema": "ekvi.lora/1",

@@ -178,6 +178,8 @@ def _facts(runner: LoraRunner, given: Given, trainer: loop.Trainer, device: str)
         "train_samples": len(given.train),
         "eval_samples": len(given.validation),
         "steps": trainer.steps,
+        "done_samples": trainer.progress.samples,  # where it goes on from a checkpoint
+        "reached": trainer.progress.reached,
         "parameters": every,
         "trainable": trained,
         "model": given.sources.name,

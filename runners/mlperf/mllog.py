@@ -31,7 +31,7 @@ class MLLog(Listener):
     """Prints the log. Made first of all: from then on the preparation counts, from `started` on the run does.
 
     Only the one process that speaks has one. A run with a target ends with success once it is reached, and is
-    aborted else.
+    aborted else; so is one that goes on from a checkpoint: from run_start to run_stop it is not the whole training.
     """
 
     def __init__(self, runner: LoraRunner) -> None:
@@ -42,13 +42,15 @@ class MLLog(Listener):
         self._samples = 0
         self._size: int | None = None
         self._block = False  # whether one is open
-        self._running = self._reached = False
+        self._running = self._reached = self._resumed = False
         lines.say(lines.EVENT, "cache_clear", clear_caches() if said.clear_caches else False)
         lines.say(lines.BEGIN, "init_start")
 
     def started(self, facts: Mapping[str, Any]) -> None:
         """Preparation ends, the run begins, and with it its first block."""
         self._size = facts["train_samples"]
+        self._samples = facts.get("done_samples", 0)
+        self._resumed = self._samples > 0
         told = {
             **declared.submission(self._said, facts["world"]),
             **declared.settings(self._runner, facts),
@@ -91,7 +93,7 @@ class MLLog(Listener):
         self._running = False
         self._close(None)
         if self._target is not None:
-            status = SUCCESS if self._reached else ABORTED
+            status = SUCCESS if self._reached and not self._resumed else ABORTED
         lines.say(lines.END, "run_stop", None, {**self._place(), "status": status})
 
     def _place(self) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from runners.listeners import Listener, Step
 class Target(Listener):
     """Says once, by the `target` diagnostic, whether `loss` was reached, and how long after the start.
 
-    Seconds run from `started` to the end of the evaluation that reached it.
+    Seconds run from `started` to the end of the evaluation that reached it; None where the training went on from a
+    checkpoint, whose own time nobody took.
     """
 
     def __init__(self, loss: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -21,12 +22,17 @@ class Target(Listener):
         self._clock = clock
         self._began: float | None = None
         self._samples = 0
+        self._resumed = False
         self._last: float | None = None
         self._told = False
 
     def started(self, facts: Mapping[str, Any]) -> None:
         """The clock runs."""
         self._began = self._clock()
+        self._samples = facts.get("done_samples", 0)
+        self._resumed = self._samples > 0
+        if facts.get("reached"):
+            self._tell(True)
 
     def step(self, step: Step) -> None:
         """Count the samples."""
@@ -46,9 +52,10 @@ class Target(Listener):
         if self._told or self._began is None:
             return
         self._told = True
-        seconds = self._clock() - self._began
+        seconds = None if self._resumed else self._clock() - self._began
         last = "never validated" if self._last is None else f"at {self._last:.6g}"
-        what = f"reached after {seconds:.1f} s" if reached else f"not reached in {seconds:.1f} s, {last}"
+        when = "from a checkpoint on, time unknown" if seconds is None else f"{seconds:.1f} s"
+        what = f"reached ({when})" if reached else f"not reached ({when}), {last}"
         wire.emit(
             "diagnostic",
             level="info" if reached else "warning",

@@ -314,6 +314,7 @@ def test_time_to_target_is_what_the_runner_timed() -> None:
         ),
         ({"reached": True, "target_loss": 0.925, "seconds": float("nan")}, "was not reached"),
         ({"reached": True, "target_loss": 10**400, "seconds": True}, "the target was not reached"),
+        ({"reached": True, "target_loss": 0.925, "seconds": None}, "loss 0.925 was reached, but from a checkpoint"),
         ({}, "the target was not reached"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runners import wire
 from runners.listeners import Chorus, Listener, Step
 from runners.mlperf import lines, listeners
 from runners.mlperf.mllog import clear_caches
@@ -52,6 +53,29 @@ def test_whole_numbers_stay_whole_whether_they_were_said_or_not(capsys: pytest.C
         (event,) = [event for event in told(capsys) if event["key"] == "lora_alpha"]
         assert event["value"] == alpha
         assert type(event["value"]) is type(alpha)
+
+
+def test_a_training_that_goes_on_has_no_time_to_its_target(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Chorus([make() for make in listeners(LoraRunner(mlperf={}, target_loss=0.925))])
+    made.started({**FACTS, "done_samples": 384})
+    made.step(step(49))
+    made.evaluated(49, 0.9, 173, 1000)
+    out = capsys.readouterr().out.splitlines()
+    events = [json.loads(line.removeprefix(lines.MARK)) for line in out if line.startswith(lines.MARK)]
+    assert (events[-1]["key"], events[-1]["metadata"]["status"]) == ("run_stop", "aborted")
+    assert events[-1]["metadata"]["samples_count"] == 392
+    (said,) = [line["data"] for raw in out if (line := wire.parse(raw.encode())) is not None]
+    assert (said["reached"], said["seconds"], said["samples"]) == (True, None, 392)
+
+
+def test_a_training_that_had_reached_its_target_before_says_so_again(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Chorus([make() for make in listeners(LoraRunner(target_loss=0.925))])
+    made.started({**FACTS, "done_samples": 392, "reached": True})
+    made.finished("success")
+    (said,) = [
+        line["data"] for raw in capsys.readouterr().out.splitlines() if (line := wire.parse(raw.encode())) is not None
+    ]
+    assert (said["reached"], said["seconds"]) == (True, None)
 
 
 def test_a_training_that_breaks_off_is_aborted_once(capsys: pytest.CaptureFixture[str]) -> None:
