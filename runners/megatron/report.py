@@ -26,6 +26,7 @@ class Step:
     grad_norm: float
     skipped: bool
     checkpoint_s: float = 0.0
+    loss_scale: float = 1.0  # the next one's, as Megatron prints it
 
 
 class Reporter:
@@ -95,7 +96,7 @@ class Reporter:
         if step.loss is not None:
             parts.append(f" lm loss: {step.loss:.6E} ")
         parts += [
-            " loss scale: 1.0 ",
+            f" loss scale: {step.loss_scale:.1f} ",
             f" grad norm: {step.grad_norm:.3f} ",
             f" number of skipped iterations: {int(step.skipped):3d} ",
             f" number of nan iterations: {int(step.loss is None):3d} ",
@@ -151,7 +152,7 @@ def megatron_arguments(config: RunConfig, padded_vocab: int, world: int) -> dict
         "add_bias_linear": gpt,
         "add_qkv_bias": model.qkv_bias,
         "attention_dropout": 0.0,
-        "bf16": training.precision == "bf16",
+        "bf16": training.precision in ("bf16", "fp8"),
         "clip_grad": training.clip_grad,
         "context_parallel_size": parallel.context,
         "data_parallel_size": parallel.data,
@@ -186,7 +187,7 @@ def megatron_arguments(config: RunConfig, padded_vocab: int, world: int) -> dict
         "num_query_groups": model.kv_heads,
         "optimizer": "adam",
         "padded_vocab_size": padded_vocab,
-        "params_dtype": f"torch.{ {'bf16': 'bfloat16', 'fp16': 'float16'}.get(training.precision, 'float32') }",
+        "params_dtype": {"fp32": "torch.float32", "fp16": "torch.float16"}.get(training.precision, "torch.bfloat16"),
         "pipeline_model_parallel_size": parallel.pipeline,
         "position_embedding_type": "learned_absolute" if gpt else "rope",
         "recompute_granularity": None if training.recompute == "none" else training.recompute,

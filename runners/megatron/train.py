@@ -105,12 +105,13 @@ def run(context: Context) -> Outcome:
         reporter = report.Reporter(config, vocab, process.world)
         saver = checkpoint.Saver(context, training, entry, vocab)
         saver.resume()
+        begun = saver.step
         loss, seconds = loop(training, reporter, saver, speak=process.last)
         validation, count = validate(training)
         if process.last:
             if count:
                 reporter.validation(config.training.iterations, validation)
-            _finish(context, reporter, loss, seconds, validation)
+            _finish(context, reporter, begun, loss, seconds, validation)
         dist.barrier()  # nobody leaves while another still works: its loss of a peer would hide the real cause
     if process.first:
         saver.export()
@@ -169,7 +170,8 @@ def loop(
         pause, trouble = saver.after(number, loss)
         begin += pause
         if speak:
-            reporter.iteration(report.Step(number, loss, seconds, rate, norm, skipped, pause))
+            scale = training.updates.loss_scale
+            reporter.iteration(report.Step(number, loss, seconds, rate, norm, skipped, pause, scale))
         if trouble is not None:
             raise trouble
         if _evaluates(training, number):
@@ -300,9 +302,16 @@ def _introduce(context: Context, backend: Backend, entry: Entry, vocab: int, ker
 
 
 def _finish(
-    context: Context, reporter: report.Reporter, loss: float | None, seconds: float, validation: float | None
+    context: Context,
+    reporter: report.Reporter,
+    begun: int,
+    loss: float | None,
+    seconds: float,
+    validation: float | None,
 ) -> None:
-    """Write train.json and say the result."""
+    """Write train.json and say the result: steps are the whole training's, tokens, samples and seconds those of this
+    run, which went on from step `begun`.
+    """
     training = context.config.training
     result = {
         "schema": "ekvi.train/1",
@@ -310,8 +319,9 @@ def _finish(
         "final_loss": loss,
         "validation_loss": validation,
         "steps": training.iterations,
+        "resumed_from_step": begun or None,
         "tokens": reporter.tokens,
-        "samples": training.iterations * training.global_batch,
+        "samples": (training.iterations - begun) * training.global_batch,
         "seconds": seconds,
         "nan_iterations": reporter.nan_iterations,
         "skipped_iterations": reporter.skipped_iterations,
@@ -325,7 +335,8 @@ def _finish(
         os.replace(part, folder / "train.json")
     artifact(folder, folder / "train.json")
     told = "no number" if loss is None else f"{loss:.4f}"
-    message = f"final loss {told} after {training.iterations} iterations in {seconds:.1f} s"
+    now = f", {training.iterations - begun} of them now," if begun else ""
+    message = f"final loss {told} after {training.iterations} iterations{now} in {seconds:.1f} s"
     if not reporter.tokens:
         message = f"all {training.iterations} iterations were made before"
     if reporter.nan_iterations or reporter.skipped_iterations:

@@ -125,6 +125,10 @@ def test_going_on_gives_the_same_curve_to_the_last_bit(played: Played) -> None:
     assert list(whole) == [1, 2, 3, 4, 5, 6]
     assert resumed == {step: whole[step] for step in (5, 6)}
     assert played.said["resumed"].diagnostic("resumed")["data"]["step"] == 4
+    told = [played.said[name].diagnostic("result")["data"] for name in ("whole", "resumed")]
+    assert [data["resumed_from_step"] for data in told] == [None, 4]
+    assert [data["samples"] for data in told] == [6 * 8, 2 * 8]
+    assert told[1]["tokens"] * 3 == told[0]["tokens"]
 
 
 @pytest.mark.parametrize(("name", "first"), [("from_tensor", 4), ("interleaved", 4), ("from_interleaved", 6)])

@@ -150,6 +150,25 @@ def test_the_line_is_megatrons() -> None:
     )
 
 
+def test_the_line_has_the_loss_scale_of_fp16() -> None:
+    assert "| loss scale: 65536.0 |" in reporter().line(step(loss_scale=65536.0), 1.0, NOON)
+
+
+@pytest.mark.parametrize(
+    ("precision", "bf16", "dtype"),
+    [
+        ("fp32", False, "float32"),
+        ("fp16", False, "float16"),
+        ("bf16", True, "bfloat16"),
+        ("fp8", True, "bfloat16"),
+    ],
+)
+def test_the_arguments_say_what_the_parameters_are_in(precision: str, bf16: bool, dtype: str) -> None:
+    config = RunConfig.model_validate({"training": {"precision": precision}})
+    said = report.megatron_arguments(config, 1024, 1)
+    assert (said["bf16"], said["params_dtype"]) == (bf16, f"torch.{dtype}")
+
+
 def test_a_slow_machine_is_not_rounded_to_nothing() -> None:
     assert "(TFLOP/s/GPU): 0.0123 |" in reporter().line(step(), 0.01234, NOON)
 
