@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from runners import wire
 from runners.errors import ConfigurationError, installed
 from runners.listeners import Listener, Step
 
+_LOGIN = re.compile(r"//[^/\s@]*@")  # in the address of a tracker's server, which its errors repeat
 _MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
 
 
@@ -72,7 +74,7 @@ class Guarded(Listener):
         try:
             say(self.other)
         except Exception as error:  # noqa: BLE001 - a tracker's server, disk or library may fail in any way
-            told = (str(error).strip() or type(error).__name__).splitlines()[0]
+            told = _LOGIN.sub("//", (str(error).strip() or type(error).__name__).splitlines()[0])
             name, self.other = type(self.other).__name__, None
             message = f"{name} is told no more of this training: {told}"
             wire.emit("diagnostic", level="warning", code="track", message=message, data={"tracker": name})

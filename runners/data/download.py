@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +27,7 @@ TIMEOUT_S = 60.0  # without a byte
 TRIES = 5
 PROGRESS_S = 5.0  # between two lines about one download
 _BLOCK = 1 << 20
+_NAME_BY = 200  # of a file; file systems take 255
 _AGENT = "ekvi-cockpit"
 _TRANSPORT = (OSError, http.client.HTTPException)  # urllib's errors are OSErrors
 
@@ -54,9 +56,11 @@ class _Progress:
 
 def place(url: str, cache: Path) -> Path:
     """Where the file of `url` lies in `cache` once it is there."""
-    name = os.path.basename(unquote(urlsplit(url).path)) or "file"
+    name = os.path.basename(unquote(urlsplit(url).path)).replace("\0", "")
+    while len(os.fsencode(name)) > _NAME_BY:
+        name = name[1:]  # its ending says how it is read
     key = hashlib.sha256(url.encode()).hexdigest()[:16]
-    return cache / "downloads" / key / name.replace("\0", "").lstrip(".")[-200:]
+    return cache / "downloads" / key / (name.lstrip(".") or "file")
 
 
 def fetch(url: str, cache: Path, *, sha256: str | None = None, offline: bool = False) -> Path:
@@ -119,6 +123,7 @@ def _once(url: str, part: Path, *, resume: bool) -> None:
         return
     with answer:
         start = have if answer.status == 206 else 0
+        _continues(answer, part, start)
         total = _total(answer, start)
         _note(part, answer)
         _receive(answer, part, start, _Progress(place(url, Path()).name, total))
@@ -174,6 +179,14 @@ def _refused(url: str, part: Path, error: urllib.error.HTTPError) -> None:
         raise ConfigurationError(
             f"{url} could not be downloaded: the server answered {error.code} {error.reason}.", every_rank=True
         )
+
+
+def _continues(answer: Any, part: Path, start: int) -> None:
+    """Raise _Broken, to begin anew, where the server sends another part of the file than what is missing."""
+    told = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range") or "")
+    if start and told and int(told[1]) != start:
+        part.unlink(missing_ok=True)
+        raise _Broken("the server sent another part of the file than it was asked for")
 
 
 def _total(answer: Any, start: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -14,6 +15,7 @@ from runners.schema.base import Flag, NonNegative, Positive, Real, Strict, Whole
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")]
 Source = Literal["pydoc", "synthetic", "files", "jsonl", "csv", "hub", "url", "indexed", "mock"]
 _PATHS = ("files", "jsonl", "csv", "indexed")  # the sources that are local files
+_LOGIN = re.compile(r"\w+://[^/?#]*@")
 # What says only how the tokens are made, or how training takes them.
 _NOT_ASKED = frozenset({"name", "train_split", "shards", "offline", "workers"})
 
@@ -87,6 +89,8 @@ class Data(Strict):
             raise refuse("data.urls are for data.source=url, and data.source=url needs them", "urls", "source")
         if (self.source == "hub") != (self.repo is not None):
             raise refuse("data.repo is for data.source=hub, and data.source=hub needs it", "repo", "source")
+        if any(_LOGIN.match(url) for url in self.urls):
+            raise refuse("data.urls hold a login, which would be recorded with every run", "urls")
         if self.sums and len(self.sums) != len(self.urls):
             raise refuse(f"data.sums are {len(self.sums)}, but data.urls are {len(self.urls)}", "sums", "urls")
         if self.source == "indexed" and len(self.paths) > 1:

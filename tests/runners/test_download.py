@@ -29,6 +29,7 @@ class Server(ThreadingHTTPServer):
     break_after: int | None = None  # bytes of an answer, until `breaks` is used up
     breaks = 0
     status: int | None = None  # in place of a file
+    shifted = 0  # bytes that a resumed answer begins before what was asked for
     ranges: list[str | None]
 
 
@@ -54,8 +55,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
+        resumed, start = bool(start), max(0, start - server.shifted)
         body = server.content[start:]
-        self.send_response(206 if start else 200)
+        self.send_response(206 if resumed else 200)
+        if server.shifted:
+            self.send_header("Content-Range", f"bytes {start}-{len(server.content) - 1}/{len(server.content)}")
         self.send_header("Content-Length", str(len(body)))
         if server.tag:
             self.send_header("ETag", server.tag)
@@ -124,6 +128,31 @@ def test_a_file_that_changed_meanwhile_is_read_from_its_start(server: Server, tm
     (part.parent / ".data.jsonl.json").write_text('{"version": "\\"0\\""}')
     server.breaks = 0
     assert download.fetch(url(server), tmp_path).read_bytes() == CONTENT[:200_000]
+
+
+def test_another_part_than_was_asked_for_is_not_added(server: Server, tmp_path: Path) -> None:
+    server.break_after, server.breaks, server.shifted = 300_000, 1, 10
+    assert download.fetch(url(server), tmp_path).read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=300000-", None]
+
+
+@pytest.mark.parametrize(
+    "path", ["..", "%2e%2e", "a/%2E%2E", "%2Fetc%2Fpasswd", "..%2f..", "\u20ac" * 100 + ".jsonl", "."]
+)
+def test_a_name_stays_in_its_folder_and_can_be_had(tmp_path: Path, path: str) -> None:
+    place = download.place(f"http://x/{path}", tmp_path)
+    assert place.parent.parent == tmp_path / "downloads"
+    assert not place.name.startswith(".")
+    place.parent.mkdir(parents=True)
+    place.with_name(f".{place.name}.part").write_text("")
+    assert place.suffix == (".jsonl" if path.endswith(".jsonl") else "")
+
+
+def test_an_address_with_a_login_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.urls hold a login") as found:
+        Data(source="url", urls=("https://me:word@host/a.jsonl",))
+    assert "hold a login, which would be recorded" in str(found.value)
+    assert Data(source="url", urls=("https://host/a@b.jsonl",)).urls
 
 
 def test_without_a_version_nothing_is_added_to_what_arrived(server: Server, tmp_path: Path) -> None:
