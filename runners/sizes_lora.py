@@ -25,8 +25,6 @@ from runners.sizes import (
 
 __all__ = ["GIB", "advice", "memory"]
 
-_TRAINED = 4 + 4 + 8  # bytes of a trained parameter: itself, its gradient, AdamW's two
-
 
 def memory(config: RunConfig, vocab: int) -> Memory:
     """The estimate with `vocab` rows in the tables; for the LoRA runner. Frozen weights have no gradient."""

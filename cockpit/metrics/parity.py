@@ -57,6 +57,7 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"training\.(overlap|distributed_optimizer)$", "warning", "the same work, divided otherwise over the processes"),
     (r"training\.(checkpoint\.|stop_on_nan$)", "warning", "other pauses to save; they count in no step"),
     (r"training\.", "blocking", "the training does other work a step"),
+    (r"resumed_from$", "warning", "goes on from a checkpoint: later steps of its training, at other learning rates"),
     (r"code_sha256$", "warning", "the runners' code differs"),
     (r"env\.(\w+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL)$", "info", "which GPUs; how many is compared by itself"),
     (r"env\.\w+_(VERSION|HOME|PATH|ROOT|ARCH|ARCH_LIST)$", "info", "what is installed where, and for which devices"),
@@ -150,6 +151,7 @@ def _facts(run: RunFacts) -> dict[str, Any]:
     out.update(_flat("host", known.get("host") or {}))
     out.update({k: known.get(k) for k in ("code_sha256", "cockpit")})
     out.update(_flat("", container_facts(run)))
+    out["resumed_from"] = (known.get("resumed") or {}).get("step", 0)
     out["gpus"] = (run.summary.get("gpu") or {}).get("count")
     if run.state == "SUCCEEDED":  # what was refused never had its nodes
         out["nodes"] = len((run.meta.get("handle") or {}).get("nodes") or ()) or 1

@@ -26,7 +26,7 @@ P99_NEEDS = 100
 _STEP_S = (1e-9, 1e9)  # seconds: what lies outside is no step time but a damaged log
 _NO_GPU = "no GPU on this server"
 _PER_TOKEN = ("energy_per_token_j", "tokens_per_j")
-_SAID = ("provenance", "model", "data", "calibrate", "target")  # diagnostics that speak of the whole run
+_SAID = ("provenance", "model", "data", "calibrate", "target", "resumed")  # diagnostics that speak of the whole run
 
 UNITS: dict[str, str] = {
     "tokens_per_s": "token/s",
@@ -382,7 +382,10 @@ def _goals(run: _Run) -> None:
 def _provenance(run: _Run) -> dict[str, Any]:
     """run.json's provenance, with what the runner said of itself, its model and its data under their own keys."""
     out = dict(run.meta.get("provenance") or {})
-    for code, key in (("provenance", "runner"), *((code, code) for code in ("model", "data", "calibrate"))):
+    for code, key in (
+        ("provenance", "runner"),
+        *((code, code) for code in ("model", "data", "calibrate", "resumed")),
+    ):
         if code in run.said:
             out[key] = {**(out.get(key) or {}), **run.said[code]}
     out.update(origin.origin(run.ticks.each, run.meta))

@@ -113,6 +113,9 @@ def _train(context: Context, runner: LoraRunner, given: Given, device: str, told
     if process.last:
         report.model_diagnostic(runner, given.sources.name, wrapped, facts)
     begun = trainer.progress.step
+    if begun and process.last:
+        message = f"goes on after step {begun} of {trainer.steps}"
+        wire.emit("diagnostic", level="info", code="resumed", message=message, data={"step": begun})
     log.info("[STEP] start training")
     listener.started(facts)
     began = time.perf_counter()

@@ -38,6 +38,13 @@ def between(path: str, value: Any, *, strict: bool = False) -> dict[str, Any]:
     return found
 
 
+def test_a_run_that_went_on_from_a_checkpoint_is_labelled() -> None:
+    found = between("provenance.resumed", {"step": 100, "path": "/out/checkpoints/step-100"})
+    assert found["verdict"] == "labelled"
+    (one,) = found["differences"]
+    assert (one["key"], one["severity"], one["values"]) == ("resumed_from", "warning", {"a": 0, "b": 100})
+
+
 def test_sides_that_are_alike_are_fair() -> None:
     assert parity([side("a", meta(), meta()), side("b", meta())]) == {"verdict": "fair", "differences": []}
 

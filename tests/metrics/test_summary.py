@@ -298,6 +298,11 @@ def test_an_odd_line_costs_no_run_its_summary(odd: dict[str, Any]) -> None:
     assert found["metrics"]["tokens_per_s"]["value"] == pytest.approx(2048)
 
 
+def test_where_a_run_went_on_is_kept_with_it() -> None:
+    summary = summarise(meta(), columns(STEP), diagnostics=[told("resumed", step=100)])
+    assert summary["provenance"]["resumed"] == {"step": 100}
+
+
 def test_time_to_target_is_what_the_runner_timed() -> None:
     reached = told("target", reached=True, target_loss=0.925, loss=0.921, seconds=1402.2, samples=3072)
     summary = summarise(meta(), columns(STEP), diagnostics=[reached])
