@@ -22,6 +22,7 @@ from runners.lora.logs import log
 from runners.lora.model import Wrapped
 from runners.lora.progress import Best, Progress
 from runners.process import Process
+from runners.saved import Plain, Reader
 from runners.schema import LoraRunner
 
 STATE, PROGRESS, BEST = "state", "progress.json", "best"
@@ -80,7 +81,7 @@ class Saver:
         state = self._state(model, optimizer)
         options = _options(strict=False)
         try:
-            _dcp().load(state, checkpoint_id=folder / STATE / "shards")
+            _dcp().load(state, storage_reader=Reader(folder / STATE / "shards"), planner=Plain())
         except Exception as error:  # its exception wraps whatever went wrong on whichever rank
             raise RunnerError(f"{folder} cannot be resumed from: {_told(error)}.", every_rank=True) from error
         from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict

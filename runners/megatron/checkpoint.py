@@ -27,6 +27,7 @@ from runners.data.prepare import Entry
 from runners.errors import RunnerError
 from runners.megatron import layout, state
 from runners.megatron.pieces import Reading, Tile, Tiles, Writing
+from runners.saved import Reader
 from runners.schema import RunConfig
 from runners.stages import Context
 
@@ -72,7 +73,7 @@ class Saver:
         checkpoints.refuse_other_model(path, told, self.context.config.model.model_dump(mode="json"), self.words)
         tiles = self._tiles()
         with _reading(path):
-            dcp.load(dict(tiles), storage_reader=dcp.FileSystemReader(path), planner=Reading())
+            dcp.load(dict(tiles), storage_reader=Reader(path), planner=Reading())
         self.state.restored(told["counts"])
         self.step, self.last = told["step"], path
         if self.context.process.first:
@@ -338,13 +339,13 @@ def tensors(path: Path, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]
     Raises RunnerError for a damaged checkpoint.
     """
     with _reading(path):
-        held = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        held = Reader(path).read_metadata().state_dict_metadata
     for key in sorted(held):
         if key.startswith(WEIGHTS):
             whole = torch.empty(held[key].size)
             with _reading(path), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that it reads without a process group, which is what is meant
-                dcp.load({key: whole}, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+                dcp.load({key: whole}, storage_reader=Reader(path), no_dist=True)
             yield key.removeprefix(WEIGHTS), whole.to(dtype)
 
 
