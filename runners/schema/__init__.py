@@ -83,6 +83,17 @@ class RunConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _layer(self) -> Self:
+        if self.training.kernels.layer == "fused" and self.model.architecture != "llama":
+            raise refuse(
+                "training.kernels.layer=fused is Llama's layer, not that of"
+                f" model.architecture={self.model.architecture}: set training.kernels.layer=auto",
+                "training.kernels.layer",
+                "model.architecture",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evaluation(self) -> Self:
         if self.training.evaluate and self.data.train_split == 1:
             raise refuse(

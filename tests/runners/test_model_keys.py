@@ -28,6 +28,13 @@ SCALING = {"factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0, "orig
             {"model": {"rope_scaling": SCALING}},
             "high_freq_factor 4.0 must be above model.rope_scaling.low_freq_factor",
         ),
+        (
+            {
+                "model": {"architecture": "gpt", "max_sequence": 2048},
+                "training": {"kernels": {"layer": "fused"}},
+            },
+            "training.kernels.layer=fused is Llama's layer",
+        ),
         ({"model": {"revision": "v1"}}, "model.revision is of model.weights, which is null"),
     ],
 )
