@@ -51,7 +51,7 @@ def templated(folder: Path) -> Layout:
         require("transformers")
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
     def layout(record: Record) -> Document:
         if record.messages is None:

@@ -155,7 +155,8 @@ def _backend(folder: Path) -> Any:
     require("transformers")
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True).backend_tokenizer
+    options = {"local_files_only": True, "use_fast": True, "trust_remote_code": False}
+    return AutoTokenizer.from_pretrained(str(folder), **options).backend_tokenizer
 
 
 def _gpt2(vocab: Path, merges: Path) -> Any:

@@ -25,7 +25,9 @@ def merge(base: Path, adapter: Path, tokenizer: Any, into: Path) -> Path:
     target, part = into / NAME, into / f".{NAME}.part"
     fused.register(base)
     try:
-        whole = AutoModelForCausalLM.from_pretrained(str(base), local_files_only=True, dtype="auto")
+        whole = AutoModelForCausalLM.from_pretrained(
+            str(base), local_files_only=True, trust_remote_code=False, dtype="auto"
+        )
         merged = PeftModel.from_pretrained(whole, str(adapter)).merge_and_unload()
     except (OSError, ValueError) as error:
         raise RunnerError(f"{adapter} cannot be merged into {base}: {error}.", every_rank=True) from error

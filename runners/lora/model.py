@@ -108,7 +108,7 @@ def load(runner: LoraRunner, folder: Path, device: str) -> Any:
 
     fused.register(folder)
     try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(
             f"the model in {folder} is none that transformers knows: {_line(error)}.", every_rank=True
@@ -120,7 +120,7 @@ def load(runner: LoraRunner, folder: Path, device: str) -> Any:
             hint=f"Set runner.seq_len={longest} or less.",
             every_rank=True,
         )
-    options = {"dtype": base_dtype(runner), "attn_implementation": runner.attention}
+    options = {"dtype": base_dtype(runner), "attn_implementation": runner.attention, "trust_remote_code": False}
     try:
         if device == "meta":
             with torch.device("meta"):

@@ -124,7 +124,7 @@ def tokenizer(sources: Sources) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(str(sources.tokenizer), local_files_only=True)
+        found = AutoTokenizer.from_pretrained(str(sources.tokenizer), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise whatever their parsers do
         told = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ConfigurationError(

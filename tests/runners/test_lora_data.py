@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,21 @@ def test_a_missing_local_file_is_named(tmp_path: Path, cache: Path, model: Path,
     told = refused(tmp_path, cache, model_local_dir=str(folder), local_files_only=True)
     assert words in told
     assert str(folder) in told
+
+
+def test_code_that_a_model_brings_is_neither_run_nor_asked_about(
+    tmp_path: Path, cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda _prompt: "y")  # what transformers asks where nothing is said
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_bytes()) | own))
+    (folder / "own.py").write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nclass Own: ...\n"
+    )
+    assert "contains custom code" in refused(tmp_path, cache, model_local_dir=str(folder))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_missing_shard_and_a_missing_folder_are_named(tmp_path: Path, cache: Path, model: Path) -> None:

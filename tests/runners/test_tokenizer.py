@@ -121,6 +121,20 @@ def test_a_described_pair_is_read_as_its_class_says(pair: Path, tmp_path: Path) 
     assert found.fingerprint != gpt.fingerprint
 
 
+def test_code_that_a_tokenizer_brings_is_neither_run_nor_asked_about(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda _prompt: "y")  # what transformers asks where nothing is said
+    (tmp_path / "vocab.json").write_bytes((pair / "vocab.json").read_bytes())
+    described(tmp_path, tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]})
+    (tmp_path / "own.py").write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nclass Own: ...\n"
+    )
+    with pytest.raises(ConfigurationError, match=r"cannot be read: .*contains custom code"):
+        resolve(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
