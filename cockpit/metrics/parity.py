@@ -50,7 +50,7 @@ _RULES: tuple[tuple[str, str | None, str], ...] = (
     (r"training\.parallel\.", "warning", "the same work, divided otherwise over the processes"),
     (r"training\.threads$", "warning", "another number of CPU threads a process"),
     (r"training\.seed$", "warning", "other random numbers: losses may part, speed should not"),
-    (r"training\.train_(iters|samples)$", "warning", "another length of run, and so another learning-rate schedule"),
+    (r"training\.train_iters$", "warning", "another length of run, and so another learning-rate schedule"),
     (r"training\.(evaluate|eval_interval|eval_iters)$", "warning", "other pauses to validate; they count in no step"),
     (r"training\.(kernels|libraries)\.", "warning", "other kernels for the same work"),
     (r"training\.recompute$", "warning", "the same result, with more work and less memory on one side"),
@@ -96,6 +96,10 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|AUTH",
 _OWN_ENV = re.compile(r"EKVI_|MASTER_(ADDR|PORT)$|RANK$|LOCAL_RANK$|WORLD_SIZE$|PWD$|HOSTNAME$")
 _DIVIDED = ("runner.batch", "runner.grad_accum", "runner.processes")
 _GROUPS = ("model", "data", "training", "runner")
+_TWINS = tuple(
+    (f"training.{what}_samples", f"training.{what}_{steps}")
+    for what, steps in (("train", "iters"), ("warmup", "steps"), ("decay", "steps"))
+)
 
 
 def parity(sides: Sequence[Side], *, strict: bool = False) -> dict[str, Any]:
@@ -136,6 +140,8 @@ def _facts(run: RunFacts) -> dict[str, Any]:
     for key, value in config.items():
         flat = _flat(key if key in _GROUPS else f"config.{key}", value)
         out.update({k: "null" if v is None else v for k, v in flat.items()})  # said to be none is not unknown
+    if not any(key in (run.meta.get("sweep") or {}) for pair in _TWINS for key in pair):
+        _in_iterations(out)
     runner = out.pop("runner.name", None)
     out.update({"runner": runner, "launcher": (run.meta.get("plan") or {}).get("launcher")})
     out.update(_flat("prepared", {k: v for k, v in (known.get("data") or {}).items() if not _is_place(k)}))
@@ -156,6 +162,16 @@ def _facts(run: RunFacts) -> dict[str, Any]:
     if run.state == "SUCCEEDED":  # what was refused never had its nodes
         out["nodes"] = len((run.meta.get("handle") or {}).get("nodes") or ()) or 1
     return {k: v for k, v in out.items() if v is not None}
+
+
+def _in_iterations(out: dict[str, Any]) -> None:
+    """A length, warm-up and decay counted in samples are told in iterations, as the other sides may count them."""
+    batch = out.get("training.global_batch")
+    for samples, steps in _TWINS:
+        count = out.pop(samples, "null")
+        if isinstance(count, int) and isinstance(batch, int) and batch > 0:
+            part = count % batch and steps != "training.train_iters"  # what is left of a batch is not trained
+            out[steps] = count / batch if part else count // batch
 
 
 def _is_place(key: str) -> bool:

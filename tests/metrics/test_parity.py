@@ -38,6 +38,20 @@ def between(path: str, value: Any, *, strict: bool = False) -> dict[str, Any]:
     return found
 
 
+def test_a_length_in_samples_is_that_in_iterations() -> None:
+    steps, samples = copy.deepcopy(meta()), copy.deepcopy(meta())
+    batch = steps["config"]["training"]["global_batch"]
+    counted = {"train_iters": 50, "warmup_steps": 10, "decay_steps": None}
+    nulls = dict.fromkeys(("train_samples", "warmup_samples", "decay_samples"))
+    steps["config"]["training"] |= {**counted, **nulls}
+    samples["config"]["training"] |= dict.fromkeys(counted) | nulls
+    samples["config"]["training"] |= {"train_samples": 51 * batch - 1, "warmup_samples": 10 * batch}
+    assert parity([side("a", steps), side("b", samples)])["verdict"] == "fair"
+    samples["config"]["training"]["warmup_samples"] = 11 * batch
+    (one,) = parity([side("a", steps), side("b", samples)])["differences"]
+    assert (one["key"], one["severity"], one["values"]) == ("training.warmup_steps", "blocking", {"a": 10, "b": 11})
+
+
 def test_a_run_that_went_on_from_a_checkpoint_is_labelled() -> None:
     found = between("provenance.resumed", {"step": 100, "path": "/out/checkpoints/step-100"})
     assert found["verdict"] == "labelled"
