@@ -15,6 +15,9 @@ from typing import IO, Any
 from runners.errors import ConfigurationError, installed
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+WHERE = (
+    "It must be on the machine that trains: servers.NAME.files sends it, servers.NAME.mounts shows it to a container."
+)
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
@@ -47,7 +50,8 @@ def unreadable(path: str) -> Iterator[None]:
             said = f"{path} cannot be read: {error.strerror}."
         else:  # a decompressor's own words
             said = f"{path} is damaged or not what its ending says: {error}."
-        raise ConfigurationError(said, every_rank=True) from error
+        hint = WHERE if isinstance(error, FileNotFoundError) else None
+        raise ConfigurationError(said, hint=hint, every_rank=True) from error
 
 
 def _zstd(path: str) -> IO[bytes]:

@@ -16,7 +16,7 @@ from runners import hub
 from runners.data import chat, corpus, download, records, tables
 from runners.data.chat import Layout
 from runners.data.corpus import Document
-from runners.data.files import COMPRESSED
+from runners.data.files import COMPRESSED, WHERE
 from runners.data.records import Record, RecordError, Skips
 from runners.errors import ConfigurationError, installed
 from runners.schema import Data
@@ -58,7 +58,7 @@ def _stamp(path: str) -> list[Any]:
     try:
         found = os.stat(real)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.", every_rank=True) from error
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.", hint=WHERE, every_rank=True) from error
     return [real, found.st_size, found.st_mtime_ns]
 
 
@@ -91,7 +91,13 @@ def documents(data: Data, cache: Path, layout: Layout = chat.plain, skips: Skips
     if empty:
         left = f" ({skips.count} broken records were left out; the first: {skips.first})" if skips else ""
         told = left if skips and skips.count else ""
-        raise ConfigurationError(f"data.source={data.source} holds no text{told}.", every_rank=True)
+        named = ", ".join(data.paths or data.urls)
+        where = f"data.source={data.source}" + (f" ({named})" if named else "")
+        raise ConfigurationError(
+            f"{where} holds no text{told}.",
+            hint="Take other data, or say with data.fields where its text stands.",
+            every_rank=True,
+        )
 
 
 def _laid_out(data: Data, cache: Path, layout: Layout, skips: Skips | None) -> Iterator[Document]:

@@ -54,7 +54,7 @@ def test_columns_of_other_names_and_tabs(tmp_path: Path) -> None:
         (b'text\n"a\n', r":\d: no CSV: unexpected end of data"),
         (b"text\n\xff\n", r":\d: the row is no UTF-8 text"),
         (b"body\na\n", r":2: the record has neither .* 'body'"),
-        (b"text\n", "holds no text"),
+        (b"text\n", r"data\.source=csv \(.*a\.csv\) holds no text\. Take other data"),
     ],
 )
 def test_a_broken_table_is_one_sentence(tmp_path: Path, content: bytes, told: str) -> None:
