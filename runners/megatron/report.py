@@ -63,7 +63,8 @@ class Reporter:
             lr=step.rate,
             grad_norm=step.grad_norm if finite else None,
             extra={"tflops_gpu": tflops, "skipped": int(step.skipped), "nan": int(nan)}
-            | ({"checkpoint_s": step.checkpoint_s} if step.checkpoint_s else {}),
+            | ({"checkpoint_s": step.checkpoint_s} if step.checkpoint_s else {})
+            | ({"loss_scale": step.loss_scale} if self.config.training.precision == "fp16" else {}),
         )
         if (nan and self.nan_iterations == 1) or (step.skipped and self.skipped_iterations == 1):
             what = "the loss" if nan else "the gradient"

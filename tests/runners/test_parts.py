@@ -150,8 +150,16 @@ def test_the_line_is_megatrons() -> None:
     )
 
 
-def test_the_line_has_the_loss_scale_of_fp16() -> None:
-    assert "| loss scale: 65536.0 |" in reporter().line(step(loss_scale=65536.0), 1.0, NOON)
+@pytest.mark.parametrize(("precision", "told"), [("fp16", 65536.0), ("bf16", None)])
+def test_the_loss_scale_of_fp16_is_told(
+    precision: str, told: float | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter(precision=precision).iteration(step(loss_scale=65536.0))
+    line, wired = capsys.readouterr().out.splitlines()
+    assert "| loss scale: 65536.0 |" in line
+    said = wire.parse(wired.encode())
+    assert said is not None
+    assert said["extra"].get("loss_scale") == told
 
 
 @pytest.mark.parametrize(
