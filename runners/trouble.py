@@ -235,12 +235,14 @@ def _driver(error: BaseException, config: RunConfig | None) -> RunnerError | Non
 # ---- files and the hub
 
 _LACKS = re.compile(r"(\S+) does not appear to have (?:a file|any file|files) named (.+?)\.(?: |$)")
+_SAFE_FULL = re.compile(r"os error (?:27|28|122)\b")  # its writer's errors are no OSErrors
 _TORCH_FULL = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs \d+")
 
 
 def _disk(error: BaseException, _config: RunConfig | None) -> RunnerError | None:
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if not full and not (isinstance(error, RuntimeError) and _TORCH_FULL.search(str(error))):
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    said = _TORCH_FULL if isinstance(error, RuntimeError) else _SAFE_FULL if _is(error, "SafetensorError") else None
+    if not full and not (said and said.search(str(error))):
         return None
     where = getattr(error, "filename", None)
     return RunnerError(

@@ -8,6 +8,8 @@ holds. The padding of the vocabulary is zero, and is left out again when weights
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -307,7 +309,7 @@ def export(
     """Write `tensors`, our whole parameters by name, as a Hugging Face model into `folder`.
 
     The padding of the vocabulary is left out down to `vocab`, else model.vocab where it is set. Holds one file's
-    tensors at a time. Raises RunnerError where it cannot be written.
+    tensors at a time. The folder is replaced whole or not at all. Raises RunnerError where it cannot be written.
     """
     from safetensors.torch import save_file
 
@@ -316,23 +318,30 @@ def export(
     files: list[tuple[Path, list[str], int]] = []
     held: dict[str, torch.Tensor] = {}
     size = 0
-    with writing(str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, whole in tensors:
-            if name == EMBEDDING:
-                words, dtype = words or len(whole), whole.dtype
-            for their, tensor in theirs(name, whole, model, words or len(whole)).items():
-                held[their] = tensor
-                size += tensor.nbytes
-            if size >= SHARD_BY:
-                files.append(_spill(held, folder, len(files), save_file))
-                held, size = {}, 0
-        files.append(_spill(held, folder, len(files), save_file))
-        _name_files(files, folder)
-        told = huggingface.written(
-            model, words or 0, str(dtype).removeprefix("torch."), config.training.sequence_length
-        )
-        (folder / huggingface.CONFIG).write_text(json.dumps(told, indent=2) + "\n")
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        with writing(str(folder)):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            for name, whole in tensors:
+                if name == EMBEDDING:
+                    words, dtype = words or len(whole), whole.dtype
+                for their, tensor in theirs(name, whole, model, words or len(whole)).items():
+                    held[their] = tensor
+                    size += tensor.nbytes
+                if size >= SHARD_BY:
+                    files.append(_spill(held, part, len(files), save_file))
+                    held, size = {}, 0
+            files.append(_spill(held, part, len(files), save_file))
+            _name_files(files, part)
+            told = huggingface.written(
+                model, words or 0, str(dtype).removeprefix("torch."), config.training.sequence_length
+            )
+            (part / huggingface.CONFIG).write_text(json.dumps(told, indent=2) + "\n")
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _spill(held: dict[str, torch.Tensor], folder: Path, number: int, save: Any) -> tuple[Path, list[str], int]:
@@ -343,8 +352,6 @@ def _spill(held: dict[str, torch.Tensor], folder: Path, number: int, save: Any) 
 
 def _name_files(files: list[tuple[Path, list[str], int]], folder: Path) -> None:
     """Give the files the names that are expected: one file, or numbered ones with an index."""
-    for stale in (*folder.glob("model*.safetensors"), folder / INDEX):
-        stale.unlink(missing_ok=True)
     if len(files) == 1:
         files[0][0].rename(folder / SINGLE)
         return

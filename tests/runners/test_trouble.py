@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,25 @@ def test_a_gpu_that_cannot_be_used_is_a_matter_of_configuration(error: Exception
     assert isinstance(found, ConfigurationError)
     assert found.hint is not None
     assert mend in found.hint
+
+
+def test_a_full_disk_under_safetensors_is_said(tmp_path: Path) -> None:
+    """Its writer is held to a size that no file may pass, as a disk without room would hold it."""
+    program = (
+        "import resource, signal, sys, numpy\n"
+        "from safetensors.numpy import save_file\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "from runners import trouble\n"
+        "try:\n"
+        "    with trouble.explained():\n"
+        "        save_file({'a': numpy.zeros(1 << 16)}, sys.argv[1])\n"
+        "except trouble.RunnerError as error:\n"
+        "    print(error)\n"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "a.safetensors")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert "no space left on the disk" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

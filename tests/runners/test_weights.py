@@ -284,13 +284,19 @@ def test_a_large_model_is_written_in_several_files(
     monkeypatch.setattr(weights, "SHARD_BY", 200_000)
     held = source(work / "llama", "llama")
     config = RunConfig(model=Model.model_validate(MODELS["llama"]))
-    stale = tmp_path / "model-00001-of-00099.safetensors"
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    stale = folder / "model-00001-of-00099.safetensors"
     stale.write_bytes(b"x")
-    weights.export(((name, held.part(name, 0, 1)) for name in everything("llama")), config, tmp_path)
+    whole = [(name, held.part(name, 0, 1)) for name in everything("llama")]
+    with pytest.raises(AttributeError):  # what ends it half way leaves what was there
+        weights.export([*whole[:5], (whole[5][0], None)], config, folder)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [stale.name]
+    weights.export(whole, config, folder)
     assert not stale.exists()
-    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
     assert len(files) > 2
     assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
-    again, original = source(tmp_path, "llama"), load_file(work / "llama" / "model.safetensors")
+    again, original = source(folder, "llama"), load_file(work / "llama" / "model.safetensors")
     assert set(again.files.where) == set(original)
     assert all(torch.equal(again.part(n, 0, 1), held.part(n, 0, 1)) for n in everything("llama"))
