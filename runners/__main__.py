@@ -201,12 +201,13 @@ def run(arguments: Arguments, process: Process) -> None:
 
 def report(error: RunnerError, process: Process) -> None:
     """Say a foreseen error; what every rank sees is said by rank 0, for whom the others wait a moment: launchers
-    end all processes when the first one has ended.
+    end all processes when the first one has ended. Where none does, it is this node's alone, and its first says it.
     """
     if error.every_rank and not process.first:
         time.sleep(YIELD_S)
-        return
-    named = error.every_rank or process.world == 1 or str(error).startswith("rank ")
+        if process.local_rank:
+            return
+    named = (error.every_rank and process.first) or process.world == 1 or str(error).startswith("rank ")
     who = "" if named else f"rank {process.rank}: "
     print(f"error: {who}{error}", file=sys.stderr, flush=True)
     data = {"kind": type(error).__name__, "rank": process.rank}

@@ -59,8 +59,10 @@ def joined(process: Process, collective: str) -> Iterator[None]:
             f" {seconds:g} s ({said[0].rstrip('.')}).",
             hint="Start all processes with one torchrun command, and see that this address is reachable.",
         ) from error
+    whole = False
     try:
         yield
+        whole = True
     except RuntimeError as error:
         lost = _LOST.search(str(error))
         if lost is None:
@@ -73,7 +75,10 @@ def joined(process: Process, collective: str) -> Iterator[None]:
             hint="Its own message says why.",
         ) from error
     finally:
-        dist.destroy_process_group()
+        # NCCL takes leave of all peers together, and after an error they may wait in a collective for this one, for
+        # as long as its timeout is: then the end of the process does it.
+        if whole or collective != "nccl":
+            dist.destroy_process_group()
 
 
 def timeout_s() -> float:

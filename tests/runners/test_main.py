@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners import __main__ as command
 from runners.__main__ import Arguments, parse
 from runners.errors import ConfigurationError, _no_megatron
+from runners.process import Process
 from tests.runners.support import ROOT, Place, Result
 
 words = st.text("abcdefgh._", min_size=1).map(lambda key: f"k{key}")
@@ -173,3 +176,39 @@ def test_with_torch_loaded_a_process_ends_without_the_interpreter_s_clean_up(cod
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (code, "last word")
+
+
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [(0, ["error: no room."]), (3, []), (8, ["error: rank 8: no room."]), (9, [])],
+)
+def test_what_every_rank_sees_is_said_once_and_what_one_node_sees_by_its_first(
+    rank: int, said: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "YIELD_S", 0.0)  # no launcher ends this process meanwhile
+    process = Process(rank=rank, world=16, local_rank=rank % 8, launched=True)
+    command.report(ConfigurationError("no room.", every_rank=True), process)
+    assert capsys.readouterr().err.splitlines() == said
+
+
+@pytest.mark.train
+@pytest.mark.parametrize(("collective", "fails", "left"), [("nccl", True, 0), ("nccl", False, 1), ("gloo", True, 1)])
+def test_after_an_error_nccl_s_leave_is_not_waited_for(
+    collective: str, fails: bool, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.distributed as dist
+
+    from runners import group
+
+    calls: list[str] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_a, **_o: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("left"))
+
+    def work() -> None:
+        with group.joined(Process(), collective):
+            if fails:
+                raise ConfigurationError("no room.")
+
+    with pytest.raises(ConfigurationError) if fails else nullcontext():
+        work()
+    assert len(calls) == left
