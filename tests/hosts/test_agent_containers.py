@@ -227,6 +227,7 @@ def test_an_engine_that_ends_its_containers_is_named(plain: Dock) -> None:
     )
     agent = plain.work_here()
     until(lambda: b"up" in plain.spool("a"), "a is up")
+    until(lambda: plain.last("a")["state"] == "RUNNING", "its start was noted")
     plain.daemon.stop(crash=True)
     until(lambda: "does not answer" in str(plain.last("a")["reason"]), f"the agent says so: {plain.log()}")
     plain.daemon.start()

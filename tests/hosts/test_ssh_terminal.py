@@ -50,7 +50,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, told)
 def show():
     os.write(1, b"%dx%d " % tuple(os.get_terminal_size()))
 show()
-threading.Thread(target=lambda: print("got", input(), flush=True), daemon=True).start()
+threading.Thread(target=lambda: os.write(1, b"got " + input().encode()), daemon=True).start()
 while signal.sigwait(told) == signal.SIGWINCH:
     show()
 raise SystemExit(9)
