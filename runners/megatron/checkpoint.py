@@ -100,6 +100,11 @@ class Saver:
                 f"the steps from here on see other samples than the saved training's would: {', '.join(drifted)}"
             )
             wire.emit("diagnostic", level="warning", code="resume_differs", message=message, data={"keys": drifted})
+        if self.step < iterations and told.get("padded_vocab", self.vocab) != self.vocab:
+            saved = told["padded_vocab"]
+            message = f"the vocabulary is padded to {self.vocab} in place of {saved}: the loss counts the padding"
+            padding = {"saved": saved, "now": self.vocab}
+            wire.emit("diagnostic", level="warning", code="resume_padding", message=message, data=padding)
 
     def after(self, number: int, loss: float | None) -> tuple[float, RunnerError | None]:
         """Iteration `number` was made, with `loss` (known on the last pipeline stage only, None for no number).

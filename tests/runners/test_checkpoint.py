@@ -144,6 +144,9 @@ def test_a_vocabulary_with_another_padding_is_read_as_far_as_both_go(played: Pla
     assert played.said["padded"].rc == 0, played.said["padded"].err
     whole = curve(played.said["whole"])
     assert curve(played.said["padded"])[4] == pytest.approx(whole[4], abs=0.15), "128 rows more take their share"
+    padding = played.said["padded"].diagnostic("resume_padding")
+    assert "the loss counts the padding" in padding["message"]
+    assert padding["data"]["saved"] < padding["data"]["now"]
 
 
 def test_another_model_and_a_torn_file_are_named(played: Played) -> None:
