@@ -86,14 +86,19 @@ def read(folder: Path, key: str = "model.weights") -> dict[str, Any]:
 def check(model: Model, told: dict[str, Any], folder: Path) -> None:
     """Raise ConfigurationError that names each key of `model` that is not as config.json (`told`) has it."""
     kind = told.get("model_type")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigurationError(
             f"model.weights: {folder} holds a model of type {kind!r}, which this runner does not train.",
             hint=f"It trains {', '.join(sorted(_KINDS))}.",
             every_rank=True,
         )
     ours = {**model.model_dump(), "head_size": model.hidden // model.heads}
-    wrong = [said for said in facts(told) if not _same(ours[said.key], said.value)]
+    try:
+        wrong = [said for said in facts(told) if not _same(ours[said.key], said.value)]
+    except (TypeError, AttributeError) as error:  # a list, or a text, where a number or an object should be
+        raise ConfigurationError(
+            f"model.weights: {folder / CONFIG} is not as published ones are: {error}.", every_rank=True
+        ) from error
     if wrong:
         told_all = "; ".join(f"model.{s.key} is {_shown(ours[s.key])}, {s.name} {_shown(s.value)}" for s in wrong)
         raise ConfigurationError(

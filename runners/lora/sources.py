@@ -97,9 +97,9 @@ def lacking(folder: Path) -> str | None:
     if (folder / _INDEX).is_file():
         try:
             parts = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
+            return next((part for part in parts if not (folder / part).is_file()), None)
         except (ValueError, KeyError, TypeError, AttributeError):
             return f"a readable {_INDEX}"
-        return next((part for part in parts if not (folder / part).is_file()), None)
     return None if any(folder.glob("*.safetensors")) else "model.safetensors"
 
 

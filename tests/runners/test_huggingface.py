@@ -121,6 +121,11 @@ def test_each_key_that_differs_is_named_with_both_values(change: dict[str, Any],
     ("change", "told"),
     [
         ({"model_type": "mamba"}, "a model of type 'mamba', which this runner does not train"),
+        ({"model_type": ["llama"]}, r"a model of type \['llama'\], which"),
+        (
+            {"rope_parameters": None, "rope_scaling": "llama3"},
+            r"config\.json is not as published ones are: 'str' object",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', this runner computes silu"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary positions of type 'yarn'"),
     ],

@@ -240,6 +240,8 @@ def test_a_missing_shard_and_a_missing_folder_are_named(tmp_path: Path, cache: P
     (folder / "model.safetensors.index.json").write_text(json.dumps(shards))
     (folder / "model-00001-of-00002.safetensors").touch()
     assert "model-00002-of-00002.safetensors is missing" in refused(tmp_path, cache, model_local_dir=str(folder))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": 1}}))
+    assert "a readable model.safetensors.index.json" in refused(tmp_path, cache, model_local_dir=str(folder))
     away = refused(tmp_path, cache, model_local_dir=str(tmp_path / "away"))
     assert f"runner.model_local_dir: the folder {tmp_path / 'away'} is not there" in away
 
