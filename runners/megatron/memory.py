@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -14,12 +15,25 @@ from runners.schema import RunConfig
 def check(config: RunConfig, vocab: int, device: Any, *, speak: bool) -> None:
     """Say the estimate for tables of `vocab` rows, where `speak` is set, against the memory of `device`.
 
-    Raises ConfigurationError where it is above 110 % of a GPU's memory.
+    Raises ConfigurationError where it is above 110 % of a GPU's memory, or of the whole machine's where it trains on
+    the CPU: the system would end other programs too.
     """
     capacity = None
     if device.type == "cuda":
         capacity = int(torch.cuda.get_device_properties(device).total_memory)
     judge(config, vocab, capacity, speak=speak)
+    if device.type == "cpu":
+        _refuse_machine(config, vocab, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _refuse_machine(config: RunConfig, vocab: int, memory: int) -> None:
+    found = sizes.memory(config, vocab)
+    if found.total > sizes.REFUSED * memory:
+        raise ConfigurationError(
+            f"this training needs about {_words(found, None)}; this machine has {memory / sizes.GIB:.1f} GiB.",
+            hint="Take a smaller model or a shorter sequence.",
+            every_rank=True,
+        )
 
 
 def judge(config: RunConfig, vocab: int, capacity: int | None, *, speak: bool) -> None:
