@@ -54,6 +54,7 @@ def test_a_training_step_lasts_from_end_to_end(monkeypatch: pytest.MonkeyPatch) 
         validation=None,
         batches=lambda *_: [],
         backend=SimpleNamespace(synchronise=lambda: None),
+        updates=SimpleNamespace(loss_scale=1.0),
     )
     saver: Any = SimpleNamespace(step=0, after=lambda _number, _loss: (0.0, None))
     reporter: Any = SimpleNamespace(iteration=iteration)
