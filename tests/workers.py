@@ -14,8 +14,9 @@ _GROUPS = {
     "machines": (  # the pair of machines of tests/hosts/machines.py: their addresses and links are this machine's
         "test_build_ssh", "test_doctor_machines", "test_duel", "test_duel_lost", "test_duel_nodes",
         "test_duel_services", "test_machines", "test_run_machines", "test_twenty",
+        # These two make the same routes, and their user without rights meets another engine beside a machine's.
+        "test_doctor", "test_run_refused",
     ),
-    "accounts": ("test_doctor", "test_run_refused"),  # users that they make and remove, with a home of their own
     "podman": ("test_agent_podman", "test_engine_words"),  # its locks are one for all its storage folders
 }  # fmt: skip
 GROUP_OF = {f"tests/hosts/{name}.py": group for group, names in _GROUPS.items() for name in names}
