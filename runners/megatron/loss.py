@@ -26,8 +26,9 @@ class _LinearLoss(torch.autograd.Function):
         chunk: int,
         group: Any,
         rows: RowLoss,
+        learns: bool,
     ) -> torch.Tensor:
-        backward = any(ctx.needs_input_grad[:2])
+        backward = learns and any(ctx.needs_input_grad[:2])
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         count = (labels >= 0).sum().clamp_(min=1)
         dhidden = torch.empty_like(hidden) if backward else None
@@ -50,7 +51,7 @@ class _LinearLoss(torch.autograd.Function):
         dhidden, dweight, count = ctx.saved_tensors
         scale = dloss / count
         result = torch.empty_like(dweight, dtype=ctx.dtype)
-        return dhidden.mul_(scale), torch.mul(dweight, scale, out=result), None, None, None, None
+        return dhidden.mul_(scale), torch.mul(dweight, scale, out=result), None, None, None, None, None
 
 
 def _added(so_far: torch.Tensor | None, gradient: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -80,5 +81,8 @@ def linear_loss(
     hidden [n, h]; weight [width, h], this rank's rows of the vocabulary; labels int64 [n]. The gradient of `hidden`
     is this rank's part: `group`'s ranks have to sum theirs.
     """
-    loss: torch.Tensor = _LinearLoss.apply(hidden, weight, labels, chunk, group, rows)
+    learns = (
+        torch.is_grad_enabled()
+    )  # asked here: within a Function's forward it never is, and a validation needs none
+    loss: torch.Tensor = _LinearLoss.apply(hidden, weight, labels, chunk, group, rows, learns)
     return loss
