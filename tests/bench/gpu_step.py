@@ -27,6 +27,7 @@ from runners.megatron.backend import select
 from runners.megatron.optimizer import learning_rate
 from runners.process import Process
 from runners.schema import RunConfig
+from tests.bench.curves import changed
 
 WARM_UP = 4
 # What a kernel's name says of its work, looked for in this order.
@@ -45,18 +46,7 @@ KINDS = (
 
 def configuration(path: str, changes: list[str]) -> RunConfig:
     """The configuration in a JSON file with KEY=VALUE changes."""
-    document = json.loads(Path(path).read_text())
-    for change in changes:
-        key, _, value = change.partition("=")
-        *parents, last = key.split(".")
-        at = document
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        try:
-            at[last] = json.loads(value)
-        except ValueError:
-            at[last] = value
-    return RunConfig.model_validate(document)
+    return RunConfig.model_validate(changed(json.loads(Path(path).read_text()), tuple(changes)))
 
 
 def kind(name: str) -> str:
