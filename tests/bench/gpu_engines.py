@@ -79,6 +79,8 @@ def measure(engine: str, name: str, sequence: int, batch: int) -> dict[str, Any]
     rate = batch * sequence / step_s
     return {
         "step_ms": round(step_s * 1e3, 1),
+        "least_ms": round(min(seconds[WARM_UP:]) * 1e3, 1),
+        "greatest_ms": round(max(seconds[WARM_UP:]) * 1e3, 1),
         "tokens_per_s_gpu": round(rate),
         "tflops_b": round(rate * flops_per_token(shape, sequence) / 1e12, 1),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
